@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.rank_zero import rank_zero_warn
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -130,7 +130,7 @@ class InPlaceActuator:
 
     def settle(self, trainer: Trainer, batch_size: int) -> None:
         """Rewrites the live loaders where they have another batch size."""
-        micro = batch_size // _micro_batches_per_step(trainer)
+        micro = micro_batch_size(trainer, batch_size)
         _set_owner(trainer, self.batch_arg_name, micro)
         before = self._micro_batch_size(trainer)
         if micro == before:
@@ -193,7 +193,7 @@ class ReloadActuator:
         """Sets the owner's attribute and asks for one reload."""
         if batch_size == self.batch_size(trainer):
             return
-        _set_owner(trainer, self.batch_arg_name, batch_size // _micro_batches_per_step(trainer))
+        _set_owner(trainer, self.batch_arg_name, micro_batch_size(trainer, batch_size))
         if self._reload_every is None:
             self._reload_every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
         trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
@@ -245,7 +245,7 @@ def set_before_loading(trainer: Trainer, module: LightningModule, batch_arg_name
     ``configure_optimizers`` may ask for ``estimated_stepping_batches``, which does.
     """
     if trainer.fit_loop._data_source.is_module() and lightning_hasattr(module, batch_arg_name):
-        lightning_setattr(module, batch_arg_name, batch_size // _micro_batches_per_step(trainer))
+        lightning_setattr(module, batch_arg_name, micro_batch_size(trainer, batch_size))
 
 
 def limits_of(trainer: Trainer, minimum: int, maximum: int, multiple_of: int) -> Limits:
@@ -287,6 +287,22 @@ def _loaders(trainer: Trainer) -> list[Any]:
 
 def _micro_batches_per_step(trainer: Trainer) -> int:
     return trainer.world_size * trainer.accumulate_grad_batches
+
+
+def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
+    """Divides a batch size among ranks and accumulated micro-batches.
+
+    Raises:
+        MisconfigurationException: If it does not divide, as after a resume on another number of devices.
+    """
+    micro, rest = divmod(batch_size, _micro_batches_per_step(trainer))
+    if rest or not micro:
+        raise MisconfigurationException(
+            f"A batch size of {batch_size} cannot be divided among {trainer.world_size} ranks x "
+            f"{trainer.accumulate_grad_batches} accumulated micro-batches = {_micro_batches_per_step(trainer)}. "
+            "Choose `devices` and `accumulate_grad_batches` whose product divides it, as in the run that set it."
+        )
+    return micro
 
 
 def _has_owner(trainer: Trainer, batch_arg_name: str) -> bool:

@@ -11,10 +11,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
+from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["Decision", "EpochRecord", "Grant", "History", "HistoryFile", "read_history"]
+__all__ = ["Decision", "EpochRecord", "Grant", "History", "HistoryFile", "RunWriter", "read_history"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class EpochRecord:
         gradient_norm: Mean over the full optimizer steps of the Euclidean norm of the gradient.
         component_variance: Mean over the full optimizer steps of the variance over the components of the
             flattened gradient (see `lightning_deba.statistics.component_variance`).
-        learning_rate: Learning rate of the first parameter group at the end of the epoch.
+        learning_rate: Learning rate of the first parameter group at the epoch's last optimizer step.
 
     Example:
         >>> record = EpochRecord(epoch=0, batch_size=64, micro_batch_size=64, optimizer_steps=16,
@@ -186,6 +187,9 @@ def from_line(line: str) -> tuple[EpochRecord, Grant | None]:
     return EpochRecord.from_dict(data), None if decision is None else Grant.from_dict(decision)
 
 
+Row = TypeVar("Row", EpochRecord, Grant)
+
+
 class HistoryFile(NamedTuple):
     """What could be read of a history file.
 
@@ -234,6 +238,84 @@ def read_history(path: str | Path) -> HistoryFile:
         found = read.problems[0] if read.problems else "the file is empty"
         raise ValueError(f"No epoch can be read from '{path}': {found}.")
     return read
+
+
+class RunWriter:
+    """Writes a run's ``history.jsonl``, one line an epoch, and its ``run.json``, which says what ran.
+
+    Every line is on disk when `append` returns. Another run's history in the same directory is kept, under
+    the name ``history-1.jsonl`` and so on.
+
+    Args:
+        directory: The run's log directory; made if need be.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     writer = RunWriter(directory)
+        ...     writer.begin({"policy": "Hold"}, [], [])
+        ...     writer.append(EpochRecord(0, 32, 32), Grant(0, 32, 32, "fixed batch size"))
+        ...     read_history(directory).decisions[0].reason
+        'fixed batch size'
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.path = self.directory / "history.jsonl"
+
+    def begin(self, run: Mapping[str, Any], history: History, decisions: Sequence[Grant]) -> None:
+        """Starts the files of a run; a resumed one brings the epochs that it goes on from.
+
+        Args:
+            run: What ran, as plain data.
+            history: The records up to now.
+            decisions: Their grants.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lines = [to_line(record, grant) + "\n" for record, grant in zip(history, decisions, strict=True)]
+        if self.path.exists() and not "".join(lines).startswith(
+            self.path.read_text(encoding="utf-8", errors="replace")
+        ):
+            self.path.rename(self._free_name())
+        self._write(self.path, "".join(lines))
+        self._write(self.directory / "run.json", json.dumps(_strict(run), indent=2) + "\n")
+
+    def append(self, record: EpochRecord, grant: Grant) -> None:
+        """Adds an epoch."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(to_line(record, grant) + "\n")
+
+    def _free_name(self) -> Path:
+        names = (self.directory / f"history-{number}.jsonl" for number in count(1))
+        return next(name for name in names if not name.exists())
+
+    @staticmethod
+    def _write(path: Path, text: str) -> None:
+        """Writes a file so that it is either the old one or the new one, whenever the process is killed."""
+        new = path.with_name(path.name + ".new")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
+
+
+def to_columns(rows: Sequence[EpochRecord] | Sequence[Grant]) -> dict[str, list[Any]]:
+    """Turns records, or grants, into one list a field: the compact form for checkpoints.
+
+    Example:
+        >>> to_columns([Grant(0, 48, 48, "calm"), Grant(1, 48, 48, "cooldown")])["reason"]
+        ['calm', 'cooldown']
+    """
+    dicts = [row.to_dict() for row in rows]
+    return {name: [row[name] for row in dicts] for name in (dicts[0] if dicts else ())}
+
+
+def from_columns(kind: type[Row], columns: Mapping[str, Sequence[Any]]) -> list[Row]:
+    """Reads what `to_columns` wrote.
+
+    Raises:
+        ValueError: If the columns are not of one length, or a row is not of this kind.
+    """
+    rows = zip(*columns.values(), strict=True)
+    return [kind.from_dict(dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def _numbers(cls: type[EpochRecord] | type[Grant], data: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,420 @@
+"""The scheduler: a Lightning callback that measures, asks the policy, and has the actuator act."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, is_dataclass
+from importlib.metadata import version
+from typing import Any, Literal
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.data import extract_batch_size
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_deba import actuators
+from lightning_deba.actuators import BatchSizeActuator
+from lightning_deba.limits import Limits, grant
+from lightning_deba.meter import EpochMeter
+from lightning_deba.policies import BatchSizePolicy
+from lightning_deba.presets import Preset, match_preset, preset_for
+from lightning_deba.records import Decision, EpochRecord, Grant, RunWriter, from_columns, to_columns
+
+__all__ = ["BatchSizeScheduler"]
+
+
+class BatchSizeScheduler(Callback):
+    """Adapts the batch size while training, between epochs.
+
+    On each optimizer step it measures the gradient; at each epoch's end it makes a record of what was
+    measured, asks the policy, grants what is feasible, and changes the training loader for the next epoch.
+    The learning rate, the model and the validation loaders are left alone.
+
+    Args:
+        policy: Decides: any ``history -> Decision``, such as `DEBA` or `Hold`.
+        preset: Instead of a policy, a model's name ("resnet18", "resnet18.a1_in1k"), a preset's name, or a
+            `Preset`. With neither, the preset is found from the timm or torchvision model in the module.
+        actuator: How the loader is changed. "reload" sets ``batch_size`` on the datamodule or module and
+            has Lightning reload the loader; "in_place" rewrites the live loader; "auto" takes the first
+            where there is such an attribute. Or a `BatchSizeActuator`.
+        min_batch_size: Smallest batch size to go to, in samples per optimizer step over all ranks.
+        max_batch_size: Largest batch size to go to, likewise.
+        multiple_of: Batch sizes to go to are multiples of this.
+        dry_run: Decides and logs, and changes nothing.
+
+    Raises:
+        ValueError: If an argument cannot be right, or the preset is not known.
+        TypeError: If `policy` cannot be called.
+
+    Attributes:
+        history: The records, one an epoch.
+        decisions: The grants, one an epoch: proposed and granted size, and the reasons.
+
+    Example:
+        >>> from lightning_deba import DEBA, BatchSizeScheduler
+        >>> scheduler = BatchSizeScheduler(policy=DEBA(confidence_threshold=1.05, stability_threshold=0.15))
+        >>> trainer = Trainer(callbacks=[scheduler], logger=False, accelerator="cpu")
+    """
+
+    def __init__(
+        self,
+        policy: BatchSizePolicy | None = None,
+        *,
+        preset: str | Preset | None = None,
+        actuator: Literal["auto", "reload", "in_place"] | BatchSizeActuator = "auto",
+        min_batch_size: int = 16,
+        max_batch_size: int = 2048,
+        multiple_of: int = 1,
+        dry_run: bool = False,
+    ) -> None:
+        _check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
+        self.preset = match_preset(preset) if isinstance(preset, str) else preset
+        self.policy = policy
+        self.actuator = actuator
+        self.min_batch_size = min_batch_size
+        self.max_batch_size = max_batch_size
+        self.multiple_of = multiple_of
+        self.dry_run = dry_run
+        self._meter = EpochMeter()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self.history: list[EpochRecord] = []
+        self.decisions: list[Grant] = []
+        self._batch_size: int | None = None  # of the running epoch; from the decision on, of the next
+        self._samples = 0  # in the running micro-batch
+        self._actuator: BatchSizeActuator | None = None
+        self._policy: BatchSizePolicy | None = None
+        self._writer: RunWriter | None = None
+        self._meter.reset()
+
+    # Before the first batch
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Refuses what cannot work, and finds the preset and the actuator."""
+        if stage != "fit":
+            return
+        actuators.check_lightning(trainer)
+        _check_neighbours(trainer, self)
+        if trainer.current_epoch == 0:
+            self._begin_anew()
+        self._policy = self.policy or self._find_preset(pl_module).policy
+        self._actuator = (
+            actuators.choose_actuator(self.actuator, trainer) if isinstance(self.actuator, str) else self.actuator
+        )
+        self._actuator.check(trainer)
+
+    def _find_preset(self, pl_module: LightningModule) -> Preset:
+        if self.preset is None:
+            self.preset = preset_for(pl_module)
+            rank_zero_info(f"Preset `{self.preset.name}` for the batch size. {self.preset.note}")
+        return self.preset
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Restores the owner's batch size before anything can build the loader."""
+        state = checkpoint.get("callbacks", {}).get(self.state_key)
+        if self._actuator is not None and state is not None and state["batch_size"] is not None:
+            name = getattr(self._actuator, "batch_arg_name", "batch_size")
+            actuators.set_before_loading(trainer, pl_module, name, state["batch_size"])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Takes the first batch size from the loader, or gives a restored one to it."""
+        found = self._acting.batch_size(trainer)
+        if self._batch_size is None:
+            self._batch_size = found
+        self._acting.settle(trainer, self._batch_size)
+        _check_data(self._limits(trainer))
+        self._begin_files(trainer, pl_module)
+        self._meter.start()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Sees that the loader has the size that was granted."""
+        self._acting.settle(trainer, self._running_batch_size)
+        self._meter.start()
+
+    # Measuring
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Counts samples."""
+        micro = actuators.micro_batch_size(trainer, self._running_batch_size)
+        self._samples = _samples_in(batch, micro)
+        self._meter.count(self._samples)
+        if batch_idx == 0:
+            _check_first_batch(self._samples, micro, self._limits(trainer))
+            pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Measures the gradient: accumulated, averaged over ranks, unscaled and not yet clipped."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        self._meter.step(
+            gradients,
+            full_step=self._running_batch_size // trainer.world_size,
+            scale=_loss_scale(trainer, optimizer, pl_module.device),
+            learning_rate=optimizer.param_groups[0]["lr"],
+        )
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Measures the loss."""
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            # Lightning has divided the loss of automatic optimization for the accumulation.
+            micro_batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            self._meter.loss(loss * micro_batches, self._samples)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Stops the time."""
+        self._meter.pause()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets the time run again."""
+        if not trainer.sanity_checking:
+            self._meter.start()
+
+    # Deciding and acting
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Records, decides and acts. Checkpoints of this epoch's end are written later, with the new size."""
+        if self.history and self.history[-1].epoch >= trainer.current_epoch:
+            return  # a resumed run comes through the end of a finished epoch once more
+        record, decided = trainer.strategy.broadcast(self._decide(trainer), src=0)
+        self.history.append(record)
+        self.decisions.append(decided)
+        if decided.batch_size != record.batch_size:
+            rank_zero_info(f"Epoch {record.epoch}: batch size {record.batch_size} -> {_in_words(decided)}")
+            self._acting.request(trainer, decided.batch_size)
+        self._batch_size = decided.batch_size
+        if self._writer is not None:
+            self._writer.append(record, decided)
+        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1)
+        self._meter.reset()
+
+    def _decide(self, trainer: Trainer) -> tuple[EpochRecord, Grant]:
+        """Makes this epoch's record, from numbers that all ranks share, and its grant."""
+        self._meter.pause()
+        record = EpochRecord(
+            epoch=trainer.current_epoch,
+            batch_size=self._running_batch_size,
+            micro_batch_size=actuators.micro_batch_size(trainer, self._running_batch_size),
+            accumulation=trainer.accumulate_grad_batches,
+            world_size=trainer.world_size,
+            **self._meter.compute(lambda sums: _add_over_ranks(trainer, sums))._asdict(),
+        )
+        decision = _ask(self._policy, [*self.history, record])
+        granted, limits = grant(decision.batch_size, record.batch_size, self._limits(trainer))
+        if self.dry_run and granted != record.batch_size:
+            granted, limits = record.batch_size, f"dry run: {granted} would be granted"
+        return record, Grant(
+            epoch=record.epoch,
+            proposed=decision.batch_size,
+            batch_size=granted,
+            reason=decision.reason,
+            limits=limits,
+            signals=decision.signals,
+        )
+
+    def _metrics(self) -> dict[str, float]:
+        record, decided = self.history[-1], self.decisions[-1]
+        metrics = {
+            "batch_size": record.batch_size,
+            "samples_seen": sum(past.samples for past in self.history),
+            "grad/norm": record.gradient_norm,
+            "grad/component_variance": record.component_variance,
+            **{f"deba/{name}": value for name, value in decided.signals.items()},
+        }
+        return {name: float(value) for name, value in metrics.items() if value is not None}
+
+    # When the fit ends
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Shows the history as a table, and writes the report page beside it."""
+        self._acting.release(trainer)
+        if self._writer is None or not self.history:
+            return
+        from lightning_deba import report  # matplotlib is imported only where a figure is made
+
+        if trainer.progress_bar_callback is not None:
+            report.print_summary(self.history, self.decisions)
+        if trainer.loggers:
+            rank_zero_info(f"Report: {report.write_report([self._writer.directory])}")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leaves the Trainer as it was."""
+        if self._actuator is not None:
+            self._actuator.release(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leaves the Trainer as it was."""
+        if self._actuator is not None:
+            self._actuator.release(trainer)
+            self._actuator = None
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns plain data: the history, the decisions, the batch size, and the running epoch's sums."""
+        return {
+            "version": 1,
+            "batch_size": self._batch_size,
+            "history": to_columns(self.history),
+            "decisions": to_columns(self.decisions),
+            "meter": self._meter.state_dict(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from a `state_dict`.
+
+        Raises:
+            ValueError: If it is of a later version, or its history cannot be read.
+        """
+        if state_dict.get("version") != 1:
+            raise ValueError(
+                f"The checkpoint's BatchSizeScheduler state has version {state_dict.get('version')!r}; this release "
+                "reads version 1. Install the release of lightning-deba that wrote it, or a later one."
+            )
+        self.history = from_columns(EpochRecord, state_dict["history"])
+        self.decisions = from_columns(Grant, state_dict["decisions"])
+        self._batch_size = state_dict["batch_size"]
+        self._meter.load_state_dict(state_dict["meter"])
+
+    # What the hooks share
+
+    @property
+    def _acting(self) -> BatchSizeActuator:
+        assert self._actuator is not None, "`setup` comes first"
+        return self._actuator
+
+    @property
+    def _running_batch_size(self) -> int:
+        assert self._batch_size is not None, "`on_train_start` comes first"
+        return self._batch_size
+
+    def _limits(self, trainer: Trainer) -> Limits:
+        return actuators.limits_of(trainer, self.min_batch_size, self.max_batch_size, self.multiple_of)
+
+    def _begin_files(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        directory = trainer.log_dir  # broadcasts: every rank has to ask
+        if directory is None or getattr(trainer, "fast_dev_run", False) or not trainer.is_global_zero:
+            return
+        self._writer = RunWriter(directory)
+        self._writer.begin(self._run(trainer, pl_module), self.history, self.decisions)
+
+    def _run(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Describes the run for its ``run.json``, in plain data."""
+        preset = self.preset if self.policy is None else None
+        policy = self._policy
+        return {
+            "version": 1,
+            "policy": {
+                "name": getattr(policy, "__name__", type(policy).__name__),
+                "parameters": asdict(policy) if is_dataclass(policy) and not isinstance(policy, type) else {},
+            },
+            "preset": preset and {"name": preset.name, "source": preset.source, "note": preset.note},
+            "model": type(pl_module).__name__,
+            "actuator": type(self._acting).__name__,
+            "min_batch_size": self.min_batch_size,
+            "max_batch_size": self.max_batch_size,
+            "multiple_of": self.multiple_of,
+            "dry_run": self.dry_run,
+            "versions": {name: version(name) for name in ("lightning-deba", "lightning", "torch")},
+        }
+
+
+def _check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int) -> None:
+    if policy is not None and preset is not None:
+        raise ValueError("`policy` and `preset` were both given; a preset is a policy with a name: give one.")
+    if policy is not None and (isinstance(policy, type) or not callable(policy)):
+        raise TypeError(
+            f"`policy` must be a callable `history -> Decision` such as `DEBA()`, got {policy!r}. "
+            "A model's name goes to `preset`."
+        )
+    if not 1 <= minimum <= maximum:
+        raise ValueError(f"`min_batch_size` must be from 1 to `max_batch_size`, got {minimum} and {maximum}.")
+    if not 1 <= multiple_of <= maximum:
+        raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
+
+
+def _check_neighbours(trainer: Trainer, scheduler: BatchSizeScheduler) -> None:
+    """Refuses whoever changes the batch size or the accumulation as well."""
+    remedies = {
+        BatchSizeFinder: "it ends a fit's epochs early when it runs inside one. Use "
+        "`Tuner(Trainer()).scale_batch_size` before `fit`, or leave it out",
+        GradientAccumulationScheduler: "it sets the accumulation, which is part of the batch size, at every epoch. "
+        "Leave it out, and give its schedule as a policy",
+        BatchSizeScheduler: "one of them is enough",
+    }
+    for other in getattr(trainer, "callbacks", []):
+        for kind, remedy in remedies.items():
+            if isinstance(other, kind) and other is not scheduler:
+                raise MisconfigurationException(
+                    f"`BatchSizeScheduler` cannot work beside `{type(other).__name__}`: {remedy}."
+                )
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        raise MisconfigurationException(
+            "`BatchSizeScheduler` cannot work under the DeepSpeed strategy, whose engine fixes the batch size when "
+            'it is built. Use `strategy="ddp"` or `ModelParallelStrategy`.'
+        )
+
+
+def _check_data(limits: Limits) -> None:
+    samples = [loader.samples * limits.world_size for loader in limits.loaders if loader.samples is not None]
+    if samples and min(samples) < limits.minimum:
+        raise MisconfigurationException(
+            f"`min_batch_size` is {limits.minimum}, and the data set has {min(samples)} samples: no batch size is "
+            f"feasible. Give `min_batch_size={max(1, min(samples) // 4)}`, or more data."
+        )
+
+
+def _check_first_batch(samples: int, micro: int, limits: Limits) -> None:
+    """Warns where an epoch's first batch is not what the loader said: a batch sampler that does not obey."""
+    whole = limits.loaders[0].samples
+    if samples != micro and (whole is None or samples < min(micro, whole)):
+        rank_zero_warn(
+            f"The epoch's first batch has {samples} samples, and the loader's batch size is {micro}: the loader does "
+            "not use it, or the batch's first dimension is not that of the samples."
+        )
+
+
+def _samples_in(batch: Any, expected: int) -> int:
+    """Counts the samples of a micro-batch; one that holds no tensor has as many as it should."""
+    try:
+        return extract_batch_size(batch)
+    except (MisconfigurationException, RecursionError):
+        return expected
+
+
+def _loss_scale(trainer: Trainer, optimizer: Optimizer, device: torch.device) -> float | Tensor:
+    """Returns what the gradients are still multiplied by, without waiting for the device."""
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return 1.0  # Lightning has unscaled them; only optimizers that do it themselves see scaled ones
+    scaled: Tensor = scaler.scale(torch.ones((), device=device))
+    return scaled
+
+
+def _add_over_ranks(trainer: Trainer, sums: Tensor) -> Tensor:
+    added = trainer.strategy.reduce(sums.to(trainer.strategy.root_device), reduce_op="sum")
+    assert isinstance(added, Tensor)
+    return added
+
+
+def _ask(policy: BatchSizePolicy | None, history: list[EpochRecord]) -> Decision:
+    assert policy is not None, "`setup` comes first"
+    decision = policy(history)
+    if not isinstance(decision, Decision):
+        raise TypeError(
+            f"`policy` must return a `Decision(batch_size, reason)`, got {decision!r} from {policy!r}. "
+            "To hold, return the last record's batch size."
+        )
+    return decision
+
+
+def _in_words(decided: Grant) -> str:
+    asked = "" if not decided.limits else f" ({decided.proposed} was proposed; {decided.limits})"
+    return f"{decided.batch_size}{asked}. {decided.reason}"
