@@ -7,6 +7,7 @@ from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
+import rich
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -100,7 +101,7 @@ class BatchSizeScheduler(Callback):
         if stage != "fit":
             return
         actuators.check_lightning(trainer)
-        _check_neighbours(trainer, self)
+        _check_neighbours(trainer)
         if trainer.current_epoch == 0:
             self._begin_anew()
         self._policy = self.policy or self._find_preset(pl_module).policy
@@ -240,7 +241,7 @@ class BatchSizeScheduler(Callback):
         from lightning_deba import report  # matplotlib is imported only where a figure is made
 
         if trainer.progress_bar_callback is not None:
-            report.print_summary(self.history, self.decisions)
+            rich.print(report.summary_table(self.history, self.decisions))
         if trainer.loggers:
             rank_zero_info(f"Report: {report.write_report([self._writer.directory])}")
 
@@ -340,18 +341,17 @@ def _check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multi
         raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
 
 
-def _check_neighbours(trainer: Trainer, scheduler: BatchSizeScheduler) -> None:
+def _check_neighbours(trainer: Trainer) -> None:
     """Refuses whoever changes the batch size or the accumulation as well."""
     remedies = {
         BatchSizeFinder: "it ends a fit's epochs early when it runs inside one. Use "
         "`Tuner(Trainer()).scale_batch_size` before `fit`, or leave it out",
         GradientAccumulationScheduler: "it sets the accumulation, which is part of the batch size, at every epoch. "
         "Leave it out, and give its schedule as a policy",
-        BatchSizeScheduler: "one of them is enough",
     }
     for other in getattr(trainer, "callbacks", []):
         for kind, remedy in remedies.items():
-            if isinstance(other, kind) and other is not scheduler:
+            if isinstance(other, kind):
                 raise MisconfigurationException(
                     f"`BatchSizeScheduler` cannot work beside `{type(other).__name__}`: {remedy}."
                 )
