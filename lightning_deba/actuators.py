@@ -278,6 +278,27 @@ def check_lightning(trainer: Trainer) -> None:
         )
 
 
+def finish_resumed_epoch(trainer: Trainer) -> None:
+    """Makes Lightning see that an epoch which had taken its last batch is over, whatever the next one's size.
+
+    Lightning tells by comparing the batches done with ``num_training_batches``. Where the checkpoint is of an
+    epoch's last batch, or of its end under ``max_steps``, that number is already the next epoch's, and a part
+    of the epoch would be trained again.
+    """
+    loop = trainer.fit_loop
+    progress = loop.epoch_loop.batch_progress
+    ended = loop.restarted_on_epoch_end or loop.epoch_loop.restarted_on_train_batch_end
+    if ended and progress.is_last_batch and loop.max_batches != float("inf"):
+        batches = int(loop.max_batches)
+        for stage in ("ready", "started", "processed", "completed"):
+            setattr(progress.current, stage, batches)
+
+
+def reload_if_requested(trainer: Trainer) -> None:
+    """Reloads the loader now where `ReloadActuator.request` has asked for it; else Lightning does nothing."""
+    trainer.fit_loop.setup_data()
+
+
 def _loaders(trainer: Trainer) -> list[Any]:
     """Returns the live training loaders, flat, as Lightning has set them up."""
     combined = trainer.fit_loop._combined_loader

@@ -129,9 +129,19 @@ class BatchSizeScheduler(Callback):
         if self._batch_size is None:
             self._batch_size = found
         self._acting.settle(trainer, self._batch_size)
+        if self.history or self._meter.optimizer_steps:
+            self._resume(trainer)
         _check_data(self._limits(trainer))
         self._begin_files(trainer, pl_module)
         self._meter.start()
+
+    def _resume(self, trainer: Trainer) -> None:
+        """Takes the decision of an epoch whose last batch was saved, and whose end was not."""
+        if trainer.current_epoch > len(self.history):
+            self._close_epoch(trainer, trainer.current_epoch - 1)
+            actuators.reload_if_requested(trainer)
+            self._acting.settle(trainer, self._running_batch_size)
+        actuators.finish_resumed_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sees that the loader has the size that was granted."""
@@ -184,23 +194,27 @@ class BatchSizeScheduler(Callback):
         """Records, decides and acts. Checkpoints of this epoch's end are written later, with the new size."""
         if self.history and self.history[-1].epoch >= trainer.current_epoch:
             return  # a resumed run comes through the end of a finished epoch once more
-        record, decided = trainer.strategy.broadcast(self._decide(trainer), src=0)
+        self._close_epoch(trainer, trainer.current_epoch)
+        if self._writer is not None:
+            self._writer.append(self.history[-1], self.decisions[-1])
+        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1)
+
+    def _close_epoch(self, trainer: Trainer, epoch: int) -> None:
+        """Turns what was measured into a record, a decision, and a request to the actuator."""
+        record, decided = trainer.strategy.broadcast(self._decide(trainer, epoch), src=0)
+        self._meter.reset()
         self.history.append(record)
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
-            rank_zero_info(f"Epoch {record.epoch}: batch size {record.batch_size} -> {_in_words(decided)}")
+            rank_zero_info(f"Epoch {epoch}: batch size {record.batch_size} -> {_in_words(decided)}")
             self._acting.request(trainer, decided.batch_size)
         self._batch_size = decided.batch_size
-        if self._writer is not None:
-            self._writer.append(record, decided)
-        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1)
-        self._meter.reset()
 
-    def _decide(self, trainer: Trainer) -> tuple[EpochRecord, Grant]:
+    def _decide(self, trainer: Trainer, epoch: int) -> tuple[EpochRecord, Grant]:
         """Makes this epoch's record, from numbers that all ranks share, and its grant."""
         self._meter.pause()
         record = EpochRecord(
-            epoch=trainer.current_epoch,
+            epoch=epoch,
             batch_size=self._running_batch_size,
             micro_batch_size=actuators.micro_batch_size(trainer, self._running_batch_size),
             accumulation=trainer.accumulate_grad_batches,
