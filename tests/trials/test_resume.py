@@ -178,8 +178,8 @@ def test_killed_at_twenty_random_moments_the_sizes_are_those_of_an_unbroken_run(
     expected = run(after, tmp_path / "whole", source=source, max_epochs=8).scheduler
     script = KILLS.format(after=after)
     killed = tmp_path / "killed"
-    ended = subprocess.run([sys.executable, "-c", script, str(killed), source], cwd=ROOT, capture_output=True, text=True,
-                           timeout=120)  # fmt: skip
+    command = [sys.executable, "-c", script, str(killed), source]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.stdout.split() == [str(int(signal.SIGKILL))] * 20 + ["0"], ended.stderr[-2000:]
     read = read_history(killed)
     assert [(r.epoch, r.batch_size) for r in read.history] == [(r.epoch, r.batch_size) for r in expected.history]
