@@ -89,6 +89,7 @@ class BatchSizeScheduler(Callback):
         self.decisions: list[Grant] = []
         self._batch_size: int | None = None  # of the running epoch; from the decision on, of the next
         self._samples = 0  # in the running micro-batch
+        self._counts_samples = True  # else the batch size is in another unit, such as tokens
         self._actuator: BatchSizeActuator | None = None
         self._policy: BatchSizePolicy | None = None
         self._writer: RunWriter | None = None
@@ -109,6 +110,8 @@ class BatchSizeScheduler(Callback):
             actuators.choose_actuator(self.actuator, trainer) if isinstance(self.actuator, str) else self.actuator
         )
         self._actuator.check(trainer)
+        if self._batch_size is not None:
+            self._set_before_loading(trainer, self._batch_size)
 
     def _find_preset(self, pl_module: LightningModule) -> Preset:
         if self.preset is None:
@@ -120,8 +123,11 @@ class BatchSizeScheduler(Callback):
         """Restores the owner's batch size before anything can build the loader."""
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if self._actuator is not None and state is not None and state["batch_size"] is not None:
-            name = getattr(self._actuator, "batch_arg_name", "batch_size")
-            actuators.set_before_loading(trainer, pl_module, name, state["batch_size"])
+            self._set_before_loading(trainer, state["batch_size"])
+
+    def _set_before_loading(self, trainer: Trainer, batch_size: int) -> None:
+        name = getattr(self._actuator, "batch_arg_name", "batch_size")
+        actuators.set_before_loading(trainer, name, batch_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
@@ -131,13 +137,15 @@ class BatchSizeScheduler(Callback):
         self._acting.settle(trainer, self._batch_size)
         if self.history or self._meter.optimizer_steps:
             self._resume(trainer)
-        _check_data(self._limits(trainer))
+        limits = self._limits(trainer)
+        _check_data(limits)
+        self._counts_samples = limits.loaders[0].counts_samples
         self._begin_files(trainer, pl_module)
         self._meter.start()
 
     def _resume(self, trainer: Trainer) -> None:
         """Takes the decision of an epoch whose last batch was saved, and whose end was not."""
-        if trainer.current_epoch > len(self.history):
+        if self._meter.samples and trainer.current_epoch > len(self.history):
             self._close_epoch(trainer, trainer.current_epoch - 1)
             actuators.reload_if_requested(trainer)
             self._acting.settle(trainer, self._running_batch_size)
@@ -145,6 +153,8 @@ class BatchSizeScheduler(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Sees that the loader has the size that was granted."""
+        if actuators.skips_training(trainer):
+            return
         self._acting.settle(trainer, self._running_batch_size)
         self._meter.start()
 
@@ -152,11 +162,14 @@ class BatchSizeScheduler(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Counts samples."""
+        if actuators.skips_training(trainer):
+            return
         micro = actuators.micro_batch_size(trainer, self._running_batch_size)
         self._samples = _samples_in(batch, micro)
         self._meter.count(self._samples)
         if batch_idx == 0:
-            _check_first_batch(self._samples, micro, self._limits(trainer))
+            if self._counts_samples:
+                _check_first_batch(self._samples, micro, self._limits(trainer))
             pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -164,7 +177,7 @@ class BatchSizeScheduler(Callback):
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._meter.step(
             gradients,
-            full_step=self._running_batch_size // trainer.world_size,
+            full_step=self._running_batch_size // trainer.world_size if self._counts_samples else 0,
             scale=_loss_scale(trainer, optimizer, pl_module.device),
             learning_rate=optimizer.param_groups[0]["lr"],
         )
@@ -173,6 +186,8 @@ class BatchSizeScheduler(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Measures the loss."""
+        if actuators.skips_training(trainer):
+            return
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if isinstance(loss, Tensor):
             # Lightning has divided the loss of automatic optimization for the accumulation.
@@ -194,6 +209,8 @@ class BatchSizeScheduler(Callback):
         """Records, decides and acts. Checkpoints of this epoch's end are written later, with the new size."""
         if self.history and self.history[-1].epoch >= trainer.current_epoch:
             return  # a resumed run comes through the end of a finished epoch once more
+        if not self._meter.samples:
+            return  # nothing was trained on: there is nothing to decide from
         self._close_epoch(trainer, trainer.current_epoch)
         if self._writer is not None:
             self._writer.append(self.history[-1], self.decisions[-1])
@@ -249,7 +266,6 @@ class BatchSizeScheduler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows the history as a table, and writes the report page beside it."""
-        self._acting.release(trainer)
         if self._writer is None or not self.history:
             return
         from lightning_deba import report  # matplotlib is imported only where a figure is made
@@ -311,7 +327,8 @@ class BatchSizeScheduler(Callback):
         return self._batch_size
 
     def _limits(self, trainer: Trainer) -> Limits:
-        return actuators.limits_of(trainer, self.min_batch_size, self.max_batch_size, self.multiple_of)
+        loaders = self._acting.limits(trainer)
+        return actuators.limits_of(trainer, loaders, self.min_batch_size, self.max_batch_size, self.multiple_of)
 
     def _begin_files(self, trainer: Trainer, pl_module: LightningModule) -> None:
         directory = trainer.log_dir  # broadcasts: every rank has to ask
@@ -377,7 +394,7 @@ def _check_neighbours(trainer: Trainer) -> None:
 
 
 def _check_data(limits: Limits) -> None:
-    samples = [loader.samples * limits.world_size for loader in limits.loaders if loader.samples is not None]
+    samples = [int(dl.samples * limits.world_size / dl.ratio) for dl in limits.loaders if dl.samples is not None]
     if samples and min(samples) < limits.minimum:
         raise MisconfigurationException(
             f"`min_batch_size` is {limits.minimum}, and the data set has {min(samples)} samples: no batch size is "

@@ -21,11 +21,14 @@ class LoaderLimits:
         samples: Samples an epoch on this rank, or ``None`` where the loader has no length.
         drop_last: Whether an incomplete last micro-batch is left out.
         ratio: Its micro-batch size as a share of the first loader's.
+        counts_samples: Whether its micro-batch size is one in samples. One in tokens, say, cannot be compared
+            with what a data set or a batch holds: then `samples` is ``None``.
     """
 
     samples: int | None
     drop_last: bool = False
     ratio: float = 1.0
+    counts_samples: bool = True
 
     def micro_batches(self, micro_batch_size: int) -> float:
         """Returns the number of micro-batches in an epoch; ``inf`` where the loader has no length."""
@@ -53,6 +56,7 @@ class Limits:
         needs_two_samples: Whether a micro-batch of one sample breaks the model, as with BatchNorm.
         limit_batches: The Trainer's ``limit_train_batches``.
         needs_batches: Micro-batches that an epoch must have, as with an integer ``val_check_interval``.
+        longest_counts: Whether an epoch is as long as its longest loader, not its shortest.
 
     Example:
         >>> Limits(16, 64, multiple_of=8).objections(100)
@@ -68,11 +72,18 @@ class Limits:
     needs_two_samples: bool = False
     limit_batches: int | float = 1.0
     needs_batches: int = 0
+    longest_counts: bool = False
 
     @property
     def step(self) -> int:
         """Every batch size granted is a multiple of this."""
         return math.lcm(self.multiple_of, self.world_size * self.accumulation)
+
+    @property
+    def largest(self) -> int:
+        """No batch size above this can be granted: the bound, or what the smallest data set holds."""
+        held = (dl.samples * self.world_size / dl.ratio for dl in self.loaders if dl.samples is not None)
+        return min([self.maximum, *(math.ceil(samples) for samples in held)])
 
     def objections(self, batch_size: int) -> list[str]:
         """Names everything that speaks against a batch size; empty where it can be granted."""
@@ -87,27 +98,35 @@ class Limits:
         if rest or not micro:
             found.append(f"{self.world_size} ranks x {self.accumulation} micro-batches divide a step evenly")
         else:
-            for loader in self.loaders:
-                found += self._objections_of(loader, micro)
+            found += [objection for loader in self.loaders for objection in self._objections_of(loader, micro)]
+            if 1 <= self._batches(micro) < self.needs_batches:
+                found.append(f"`val_check_interval={self.needs_batches}` needs as many batches in an epoch")
         return found
 
     def _objections_of(self, loader: LoaderLimits, micro: int) -> Iterator[str]:
+        own = loader.micro_batch_size(micro)
+        if self.needs_two_samples and loader.counts_samples and own == 1:
+            yield "a micro-batch would have one sample, which BatchNorm cannot take"
         if loader.samples is None:
             return
-        own, batches = loader.micro_batch_size(micro), loader.micro_batches(micro)
         if own * self.accumulation > loader.samples:
             yield f"the data set has {loader.samples * self.world_size} samples"
             return
-        if self.needs_two_samples and not loader.drop_last and loader.samples % own == 1:
+        if self.needs_two_samples and not loader.drop_last and own > 1 and loader.samples % own == 1:
             yield "the last batch would have one sample, which BatchNorm cannot take"
-        if isinstance(self.limit_batches, float):
-            batches = int(batches * self.limit_batches)
-        else:
-            batches = min(batches, self.limit_batches)
-        if batches < 1:
+        if self._limited(loader, micro) < 1:
             yield f"`limit_train_batches={self.limit_batches}` would leave no batch"
-        elif batches < self.needs_batches:
-            yield f"`val_check_interval={self.needs_batches}` needs as many batches in an epoch"
+
+    def _limited(self, loader: LoaderLimits, micro: int) -> float:
+        batches = loader.micro_batches(micro)
+        if isinstance(self.limit_batches, int):
+            return min(batches, self.limit_batches)
+        return batches if math.isinf(batches) else int(batches * self.limit_batches)
+
+    def _batches(self, micro: int) -> float:
+        """Returns the micro-batches of an epoch that draws from all loaders side by side."""
+        lengths = [self._limited(loader, micro) for loader in self.loaders]
+        return (max if self.longest_counts else min)(lengths, default=math.inf)
 
 
 def grant(proposed: int, current: int, limits: Limits) -> tuple[int, str]:
@@ -142,7 +161,7 @@ def grant(proposed: int, current: int, limits: Limits) -> tuple[int, str]:
 def _candidates(proposed: int, current: int, limits: Limits) -> Iterator[int]:
     """Yields the multiples of the step between the present size and the bound, nearest to `proposed` first."""
     step, grows = limits.step, proposed > current
-    low, high = (current + 1, limits.maximum) if grows else (limits.minimum, current - 1)
+    low, high = (current + 1, limits.largest) if grows else (limits.minimum, current - 1)
     sizes = range(-(-low // step) * step, high + 1, step)
     if not sizes:
         return

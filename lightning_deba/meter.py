@@ -221,7 +221,7 @@ class EpochMeter:
         """
         gradients = self.gradients.sums
         losses = torch.zeros(2) if self._losses is None else self._losses
-        here = torch.tensor([self.samples, 1.0])
+        here = torch.tensor([self.samples, 1.0], dtype=gradients.dtype)
         sums = torch.cat([part.to(gradients) for part in (gradients, losses, here)])
         *of_gradients, loss, loss_samples, samples, ranks = add_over_ranks(sums).tolist()
         means = GradientMeter.means(of_gradients)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import count
@@ -135,7 +136,9 @@ class Grant:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the grant as a dictionary of plain data."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"signals": dict(self.signals)}
+        return {name: getattr(self, name) for name in self.__slots__} | {
+            "signals": {name: float(value) for name, value in self.signals.items()}
+        }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Grant:
@@ -144,7 +147,9 @@ class Grant:
         Raises:
             ValueError: If a field is missing, unknown, or of the wrong kind.
         """
-        words = {name: data.get(name, "") for name in ("reason", "limits")}
+        if "reason" not in data:
+            raise ValueError("`reason` of Grant is missing")
+        words = {"reason": data["reason"], "limits": data.get("limits", "")}
         signals = data.get("signals", {})
         if not all(isinstance(word, str) for word in words.values()) or not isinstance(signals, Mapping):
             raise ValueError("`reason` and `limits` of a grant must be texts, and `signals` a mapping")
@@ -178,7 +183,10 @@ def from_line(line: str) -> tuple[EpochRecord, Grant | None]:
     Raises:
         ValueError: If the line is not JSON or not an epoch's record.
     """
-    data = json.loads(line)
+    try:
+        data = json.loads(line)
+    except RecursionError as error:
+        raise ValueError("nested without end") from error
     if not isinstance(data, dict):
         raise ValueError(f"expected a JSON object, got {type(data).__name__}")
     decision = data.pop("decision", None)
@@ -278,7 +286,7 @@ class RunWriter:
         ):
             self.path.rename(self._free_name())
         self._write(self.path, "".join(lines))
-        self._write(self.directory / "run.json", json.dumps(_strict(run), indent=2) + "\n")
+        self._write(self.directory / "run.json", json.dumps(_strict(run), indent=2, allow_nan=False) + "\n")
 
     def append(self, record: EpochRecord, grant: Grant) -> None:
         """Adds an epoch."""
@@ -341,8 +349,10 @@ def _numbers(cls: type[EpochRecord] | type[Grant], data: Mapping[str, Any]) -> d
 
 def _number(name: str, value: Any) -> float:
     """Reads a number, or one of the three texts that stand for what JSON cannot write."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max:
         return float(value)
+    if isinstance(value, float):  # a checkpoint holds nan and inf as they are
+        return value
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     raise ValueError(f"`{name}` must be a number, got {value!r}")
@@ -354,4 +364,6 @@ def _strict(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
     return value

@@ -109,9 +109,25 @@ def component_variance(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _squared_norms(group: list[Tensor]) -> Tensor:
-    # One kernel for many tensors where the device has it, as in torch's own gradient clipping.
-    norms = torch._foreach_norm(group, 2, _accumulation_type(group[0]))
-    return torch.stack(norms).to(total_type(group[0].device)).square().sum()
+    dtype = _accumulation_type(group[0])
+    if group[0].device.type == "cpu":
+        # A norm on the CPU adds one component after the other: over millions of them float32 loses digits.
+        norms = torch.cat([torch.linalg.vector_norm(rows, dim=1, dtype=dtype) for t in group for rows in _rows(t)])
+    else:
+        # One kernel for many tensors, as in torch's own gradient clipping; it adds in a tree.
+        norms = torch.stack(torch._foreach_norm(group, 2, dtype))
+    return norms.to(total_type(group[0].device)).square().sum()
+
+
+def _rows(tensor: Tensor, length: int = 1 << 12) -> Iterator[Tensor]:
+    """Views a tensor as rows of so many components, in the order of memory, and what is left as one more."""
+    in_memory_order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    flat = tensor.permute(in_memory_order).reshape(-1)
+    whole = flat.numel() - flat.numel() % length
+    if whole:
+        yield flat[:whole].view(-1, length)
+    if whole < flat.numel():
+        yield flat[whole:].view(1, -1)
 
 
 def _sums(group: list[Tensor]) -> Tensor:

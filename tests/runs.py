@@ -173,6 +173,7 @@ def run(
     source: str = "fit",
     actuator: Any = "auto",
     neighbours: Sequence[Callback] = (),
+    neighbours_after: Sequence[Callback] = (),
     model: LightningModule | None = None,
     loaders: Any = None,
     data: LightningDataModule | None = None,
@@ -180,17 +181,19 @@ def run(
     ckpt_path: Any = None,
     loader_args: dict[str, Any] | None = None,
     scheduler_args: dict[str, Any] | None = None,
+    probe: Probe | None = None,
     **settings: Any,
 ) -> Run:
     """Fits once and returns what happened.
 
     `source` says who owns the training loader: "fit", "module" or "datamodule". 64 samples, batch size 8.
+    `neighbours` come before the scheduler in the list of callbacks, `neighbours_after` behind it.
     """
     scheduler = BatchSizeScheduler(
         Sizes(after), actuator=actuator, min_batch_size=min_batch_size, **(scheduler_args or {})
     )
-    probe = Probe()
-    trainer = trainer_of([*neighbours, scheduler, probe], root, **settings)
+    probe = Probe() if probe is None else probe
+    trainer = trainer_of([*neighbours, scheduler, *neighbours_after, probe], root, **settings)
     loader_args = loader_args or {}
     if source == "module":
         model = model or ModuleWithLoader(**loader_args)

@@ -1,0 +1,71 @@
+"""usage: lightning-deba COMMAND [options]
+
+Adaptive batch sizes for PyTorch Lightning.
+
+To train, with Lightning:
+  fit        train; alone it trains a small network on handwritten digits
+  validate   evaluate on the validation images
+  test       evaluate on the test images
+
+To look at what is known:
+  presets    list the presets; `presets show MODEL` shows the one for a model
+  replay     what would another policy have decided in a recorded run?
+  report     write one HTML page about one run or several
+
+`lightning-deba COMMAND --help` explains a command. JSONARGPARSE_DEBUG=true shows the trace of an error.
+"""  # noqa: D415  # it is what `--help` prints
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import ArgumentError
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from lightning_deba.cli import commands
+from lightning_deba.cli.errors import in_one_line
+
+__all__ = ["main"]
+
+
+def _train(command: str, args: list[str]) -> None:
+    from lightning_deba.cli.training import train  # imports Lightning, which the other commands do without
+
+    train([command, *args])
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    **{command: partial(_train, command) for command in ("fit", "validate", "test")},
+    "presets": commands.presets,
+    "replay": commands.replay,
+    "report": commands.report,
+}
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        args: The words after ``lightning-deba``; those of the command line by default.
+
+    Returns:
+        0, or 2 after an error, of which one line on stderr tells.
+
+    Raises:
+        SystemExit: With code 0, after the help of a command.
+    """
+    command, *rest = list(sys.argv[1:] if args is None else args) or [""]
+    if command in ("-h", "--help", ""):
+        print(str(__doc__).strip())
+        return 0 if command else 2
+    try:
+        if command not in COMMANDS:
+            raise ValueError(f"no command {command!r}; the commands are {', '.join(COMMANDS)}")
+        COMMANDS[command](rest)
+    except (ArgumentError, ImportError, OSError, ValueError) as error:
+        if os.environ.get("JSONARGPARSE_DEBUG") == "true":
+            raise
+        print(f"lightning-deba: {in_one_line(str(error))}", file=sys.stderr)
+        return 2
+    return 0

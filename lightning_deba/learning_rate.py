@@ -1,0 +1,190 @@
+"""How the learning rate and its schedule follow the batch size.
+
+Two separate questions. How large is a step? A factor on the learning rate, for as long as the optimizer's step
+lasts (`ScaledSteps`). Where on its schedule is the run? By samples, not by steps (`SampleClock`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["LRScaling", "SampleClock", "ScaledSteps", "scaling_rule"]
+
+LRScaling = Literal["none", "linear", "sqrt"] | Callable[[float], float]
+"""A rule by name, or any function from the ratio of the batch sizes to the factor of the learning rate."""
+
+_RULES: dict[str, Callable[[float], float]] = {
+    "none": lambda ratio: 1.0,
+    "linear": lambda ratio: ratio,
+    "sqrt": math.sqrt,
+}
+
+
+def scaling_rule(rule: LRScaling) -> Callable[[float], float]:
+    """Returns the function from the ratio B/B0 of the batch sizes to the factor of the learning rate.
+
+    ``none``: 1, as in DEBA (arXiv 2511.03809). ``linear``: B/B0, for plain SGD (Goyal et al., arXiv 1706.02677).
+    ``sqrt``: sqrt(B/B0), for Adam and its kin (Malladi et al., arXiv 2205.10287).
+
+    Raises:
+        ValueError: If there is no such rule.
+
+    Example:
+        >>> scaling_rule("sqrt")(4.0)
+        2.0
+    """
+    if callable(rule):
+        return rule
+    if rule not in _RULES:
+        raise ValueError(f'`lr_scaling` must be "none", "linear", "sqrt" or a function of the ratio, got {rule!r}.')
+    return _RULES[rule]
+
+
+class ScaledSteps:
+    """Multiplies the learning rate of optimizers for as long as one step lasts.
+
+    The factor is put on just before a step and taken off just after it, so that no scheduler ever sees it: neither
+    one that computes the rate anew and would lose it, nor one that multiplies the last rate and would apply it
+    twice. A checkpoint holds the schedule's rate, and a resumed run applies the factor once.
+
+    Args:
+        optimizers: The optimizers.
+        rule: From the ratio of the batch sizes to the factor.
+        scale_beta2: Whether Adam's second beta becomes ``beta2 ** ratio`` for the step, which keeps its
+            half-life in samples (arXiv 2507.07101).
+
+    Example:
+        >>> import torch
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        >>> optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        >>> steps = ScaledSteps([optimizer], scaling_rule("linear"))
+        >>> steps.ratio = 4.0
+        >>> optimizer.step()
+        >>> optimizer.param_groups[0]["params"][0].item(), optimizer.param_groups[0]["lr"]
+        (0.6000000238418579, 0.1)
+    """
+
+    def __init__(
+        self, optimizers: Sequence[Optimizer], rule: Callable[[float], float], scale_beta2: bool = False
+    ) -> None:
+        self.ratio = 1.0
+        self._rule = rule
+        self._scale_beta2 = scale_beta2
+        self._kept: dict[Optimizer, list[tuple[dict[str, Any], str, Any, Any]]] = {}
+        self._handles: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._put_on))
+            self._handles.append(optimizer.register_step_post_hook(self._take_off))
+
+    @property
+    def factor(self) -> float:
+        """The factor of the learning rate."""
+        return self._rule(self.ratio)
+
+    def effective(self, optimizer: Optimizer) -> float | Tensor:
+        """Returns the learning rate that the first group's parameters are stepped with, also during a step."""
+        rate: float | Tensor = optimizer.param_groups[0]["lr"]
+        return rate if optimizer in self._kept else rate * self.factor
+
+    def remove(self) -> None:
+        """Leaves the optimizers as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _put_on(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        kept = self._kept[optimizer] = []
+        for group in optimizer.param_groups:
+            scaled = {"lr": group["lr"] * self.factor}
+            if self._scale_beta2 and "betas" in group:
+                beta1, beta2 = group["betas"]
+                scaled["betas"] = (beta1, beta2**self.ratio)
+            for name, value in scaled.items():
+                kept.append((group, name, group[name], value))
+                group[name] = value
+
+    def _take_off(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for group, name, own, scaled in self._kept.pop(optimizer, ()):
+            # A step runs the closure, and so the user's code: what that has set meanwhile stands.
+            if group[name] is scaled:
+                group[name] = own
+
+
+def ticks_due(samples: int, reference: int, ticks_per_epoch: int | None, epoch_is_over: bool) -> int:
+    """Counts the steps that the fixed-size run would have taken of an epoch by so many samples.
+
+    Args:
+        samples: Samples of this epoch up to now, over all ranks.
+        reference: The batch size that the schedule was sized for.
+        ticks_per_epoch: Steps of a whole epoch at that size; ``None`` where the loader has no length.
+        epoch_is_over: Whether these are all samples of the epoch. Its last, partial step counts as a step.
+
+    Example:
+        >>> [ticks_due(samples, 8, 8, samples == 60) for samples in (16, 32, 48, 60)]
+        [2, 4, 6, 8]
+    """
+    if ticks_per_epoch is None:
+        return math.ceil(samples / reference) if epoch_is_over else samples // reference
+    return ticks_per_epoch if epoch_is_over else min(samples // reference, ticks_per_epoch)
+
+
+class SampleClock:
+    """Steps the learning-rate schedulers that count steps by samples instead.
+
+    A schedule in steps was sized for one batch size. Here its step is a tick: `reference` samples. A step with
+    twice the samples makes two ticks, one with half of them makes a tick every other time, and so the rate, as a
+    function of samples, is that of the run with the fixed size, whatever the batch size does.
+
+    Lightning steps a scheduler whose interval is "step" or "epoch"; those with "step" get another word, for as
+    long as this clock runs. `ReduceLROnPlateau` and schedulers with "epoch" are right already, and left alone.
+
+    Args:
+        configs: The Trainer's ``lr_scheduler_configs``.
+        reference: Samples of a tick: the batch size at which the run began.
+        ticks_per_epoch: Optimizer steps of a whole epoch at that size; ``None`` where it is not known.
+    """
+
+    _OURS = "samples"
+
+    def __init__(self, configs: Sequence[LRSchedulerConfig], reference: int, ticks_per_epoch: int | None) -> None:
+        self.reference = reference
+        self.ticks_per_epoch = ticks_per_epoch
+        self.ticks = 0  # of the running epoch
+        self._configs = [c for c in configs if c.interval in ("step", self._OURS) and not c.reduce_on_plateau]
+        for config in self._configs:
+            config.interval = self._OURS
+
+    @property
+    def schedulers(self) -> int:
+        """How many schedulers it steps."""
+        return len(self._configs)
+
+    def advance(self, module: LightningModule, samples: int, epoch_is_over: bool) -> None:
+        """Makes the ticks that are due after an optimizer step.
+
+        Args:
+            module: Its ``lr_scheduler_step`` is called, as Lightning does.
+            samples: Samples of this epoch up to now, over all ranks.
+            epoch_is_over: Whether the epoch's last batch is done.
+        """
+        due = ticks_due(samples, self.reference, self.ticks_per_epoch, epoch_is_over)
+        while self.ticks < due:
+            self.ticks += 1
+            for config in self._configs:
+                if self.ticks % config.frequency == 0:
+                    module.lr_scheduler_step(config.scheduler, None)
+        if epoch_is_over:
+            self.ticks = 0
+
+    def remove(self) -> None:
+        """Gives the schedulers back to Lightning."""
+        for config in self._configs:
+            config.interval = "step"

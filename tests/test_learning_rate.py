@@ -1,0 +1,172 @@
+"""The learning rate and its schedule under batch sizes that change, without a Trainer.
+
+The oracle is the fixed-size run that the schedule was sized for, stepped by torch alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch.optim import SGD, Adam
+from torch.optim import lr_scheduler as schedulers
+
+from lightning_deba.learning_rate import SampleClock, ScaledSteps, scaling_rule, ticks_due
+
+SAMPLES, SIZE, EPOCHS = 60, 8, 6  # the last step of an epoch is a partial one
+TICKS = math.ceil(SAMPLES / SIZE)
+TOTAL = TICKS * EPOCHS
+
+SCHEDULES = {
+    "LambdaLR": lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "MultiplicativeLR": lambda o: schedulers.MultiplicativeLR(o, lambda step: 0.95),
+    "StepLR": lambda o: schedulers.StepLR(o, 10, 0.5),
+    "MultiStepLR": lambda o: schedulers.MultiStepLR(o, [5, 20, 33], 0.5),
+    "ConstantLR": lambda o: schedulers.ConstantLR(o, 0.5, 10),
+    "LinearLR": lambda o: schedulers.LinearLR(o, 0.1, 1.0, 10),
+    "ExponentialLR": lambda o: schedulers.ExponentialLR(o, 0.95),
+    "PolynomialLR": lambda o: schedulers.PolynomialLR(o, TOTAL, 2.0),
+    "CosineAnnealingLR": lambda o: schedulers.CosineAnnealingLR(o, TOTAL, 1e-4),
+    "CosineAnnealingWarmRestarts": lambda o: schedulers.CosineAnnealingWarmRestarts(o, 7),
+    "CyclicLR": lambda o: schedulers.CyclicLR(o, 0.01, 0.1, 5, cycle_momentum=False),
+    "OneCycleLR": lambda o: schedulers.OneCycleLR(o, 0.1, TOTAL, cycle_momentum=False),
+    "SequentialLR": lambda o: schedulers.SequentialLR(
+        o, [schedulers.LinearLR(o, 0.1, 1.0, 10), schedulers.CosineAnnealingLR(o, TOTAL - 10)], [10]
+    ),
+    "ChainedScheduler": lambda o: schedulers.ChainedScheduler(
+        [schedulers.ConstantLR(o, 0.1, 4), schedulers.ExponentialLR(o, 0.9)]
+    ),
+}
+SIZES = {"grow": [8, 8, 16, 24, 32, 60], "shrink": [8, 4, 4, 2, 1, 1], "both": [8, 16, 4, 12, 3, 8]}
+
+
+class Module:
+    """What `SampleClock` needs of a LightningModule."""
+
+    @staticmethod
+    def lr_scheduler_step(scheduler, metric):
+        scheduler.step()
+
+
+def new_optimizer(kind=SGD):
+    parameters = [torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    return kind([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.02}], lr=0.05)
+
+
+def rates_of(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def reference_rates(schedule):
+    """The rates of the fixed-size run, step by step, and after its last step."""
+    optimizer = new_optimizer()
+    scheduler = schedule(optimizer)
+    rates = [rates_of(optimizer)]
+    for _ in range(TOTAL):
+        optimizer.step()
+        scheduler.step()
+        rates.append(rates_of(optimizer))
+    return rates
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_rate_as_a_function_of_samples_is_that_of_the_fixed_size(name, sizes):
+    reference = reference_rates(SCHEDULES[name])
+    optimizer = new_optimizer()
+    scheduler = SCHEDULES[name](optimizer)
+    clock = SampleClock([LRSchedulerConfig(scheduler, interval="step")], SIZE, TICKS)
+    for epoch, size in enumerate(SIZES[sizes]):
+        done = 0
+        while done < SAMPLES:
+            assert rates_of(optimizer) == pytest.approx(reference[epoch * TICKS + done // SIZE], rel=1e-6)
+            optimizer.step()
+            done = min(done + size, SAMPLES)
+            clock.advance(Module, done, epoch_is_over=done == SAMPLES)
+    assert rates_of(optimizer) == pytest.approx(reference[-1], rel=1e-6)
+
+
+@pytest.mark.parametrize("rule", ["none", "linear", "sqrt", lambda ratio: 1 + ratio])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_factor_holds_at_every_step_and_no_scheduler_sees_it(name, rule):
+    reference = reference_rates(SCHEDULES[name])
+    optimizer = new_optimizer()
+    scheduler = SCHEDULES[name](optimizer)
+    steps = ScaledSteps([optimizer], scaling_rule(rule))
+    first = [group["params"][0] for group in optimizer.param_groups]
+    for tick in range(TOTAL):
+        steps.ratio = float(1 + tick % 5)
+        before = [parameter.detach().clone() for parameter in first]
+        assert rates_of(optimizer) == pytest.approx(reference[tick], rel=1e-9)
+        optimizer.step()
+        scheduler.step()
+        for parameter, old, rate in zip(first, before, reference[tick], strict=True):
+            moved = (old - parameter.detach())[0].item()
+            assert moved == pytest.approx(rate * scaling_rule(rule)(steps.ratio), rel=1e-3, abs=1e-6)
+
+
+def test_beta2_keeps_its_half_life_in_samples_for_the_step_alone():
+    optimizer, seen = new_optimizer(Adam), []
+    steps = ScaledSteps([optimizer], scaling_rule("sqrt"), scale_beta2=True)
+    optimizer.register_step_pre_hook(lambda o, *_: seen.append(o.param_groups[0]["betas"]))
+    steps.ratio = 4.0
+    optimizer.step()
+    assert seen == [(0.9, 0.999**4)]
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def test_a_rate_that_the_closure_sets_stands():
+    optimizer = new_optimizer()
+    steps = ScaledSteps([optimizer], scaling_rule("linear"))
+    steps.ratio = 2.0
+
+    def closure():
+        optimizer.param_groups[0]["lr"] = 0.5
+
+    optimizer.step(closure)
+    assert rates_of(optimizer) == [0.5, 0.02]
+
+
+def test_removed_it_leaves_the_optimizer_alone():
+    optimizer = new_optimizer()
+    steps = ScaledSteps([optimizer], scaling_rule("linear"))
+    steps.ratio = 100.0
+    steps.remove()
+    optimizer.step()
+    assert optimizer.param_groups[0]["params"][0][0].item() == pytest.approx(0.95)
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="`lr_scaling` must be"):
+        scaling_rule("cubic")
+
+
+def test_plateau_and_epoch_schedulers_are_left_to_lightning():
+    optimizer = new_optimizer()
+    plateau = LRSchedulerConfig(schedulers.ReduceLROnPlateau(optimizer), interval="step", reduce_on_plateau=True)
+    by_epoch = LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="epoch")
+    by_step = LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="step")
+    clock = SampleClock([plateau, by_epoch, by_step], SIZE, TICKS)
+    assert [config.interval for config in (plateau, by_epoch, by_step)] == ["step", "epoch", "samples"]
+    clock.remove()
+    assert by_step.interval == "step"
+
+
+@given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.integers(1, 64))
+def test_ticks_never_go_back_and_an_epoch_has_all_of_them(sizes, reference):
+    total = sum(sizes)
+    per_epoch = math.ceil(total / reference)
+    done, ticks = 0, 0
+    for size in sizes:
+        done += size
+        due = ticks_due(done, reference, per_epoch, done == total)
+        assert due >= ticks
+        assert due <= per_epoch
+        ticks = due
+    assert ticks == per_epoch == ticks_due(total, reference, None, epoch_is_over=True)
