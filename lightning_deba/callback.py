@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_deba import actuators
 from lightning_deba.actuators import BatchSizeActuator
+from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, scaling_rule
 from lightning_deba.limits import Limits, grant
 from lightning_deba.meter import EpochMeter
 from lightning_deba.policies import BatchSizePolicy
@@ -34,7 +36,7 @@ class BatchSizeScheduler(Callback):
 
     On each optimizer step it measures the gradient; at each epoch's end it makes a record of what was
     measured, asks the policy, grants what is feasible, and changes the training loader for the next epoch.
-    The learning rate, the model and the validation loaders are left alone.
+    The model and the validation loaders are left alone; so is the learning rate, but for `lr_scaling`.
 
     Args:
         policy: Decides: any ``history -> Decision``, such as `DEBA` or `Hold`.
@@ -47,6 +49,12 @@ class BatchSizeScheduler(Callback):
         max_batch_size: Largest batch size to go to, likewise.
         multiple_of: Batch sizes to go to are multiples of this.
         dry_run: Decides and logs, and changes nothing.
+        lr_scaling: How the learning rate follows the batch size: "none" as in the paper, "linear", "sqrt", or a
+            function from the ratio to the first batch size to a factor. See `learning_rate.ScaledSteps`.
+        scale_beta2: Whether Adam's second beta keeps its half-life in samples.
+        schedule_by: What a step-wise learning-rate schedule counts: "samples", so that it keeps its shape and
+            its end whatever the batch size does, or "steps", as Lightning does.
+        max_samples: Ends the training after so many samples.
 
     Raises:
         ValueError: If an argument cannot be right, or the preset is not known.
@@ -72,8 +80,13 @@ class BatchSizeScheduler(Callback):
         max_batch_size: int = 2048,
         multiple_of: int = 1,
         dry_run: bool = False,
+        lr_scaling: LRScaling = "none",
+        scale_beta2: bool = False,
+        schedule_by: Literal["samples", "steps"] = "samples",
+        max_samples: int | None = None,
     ) -> None:
         _check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
+        _check_coupling(schedule_by, max_samples)
         self.preset = match_preset(preset) if isinstance(preset, str) else preset
         self.policy = policy
         self.actuator = actuator
@@ -81,6 +94,11 @@ class BatchSizeScheduler(Callback):
         self.max_batch_size = max_batch_size
         self.multiple_of = multiple_of
         self.dry_run = dry_run
+        self.lr_scaling = lr_scaling
+        self.scale_beta2 = scale_beta2
+        self.schedule_by = schedule_by
+        self.max_samples = max_samples
+        self._scaling = scaling_rule(lr_scaling)
         self._meter = EpochMeter()
         self._begin_anew()
 
@@ -93,6 +111,9 @@ class BatchSizeScheduler(Callback):
         self._actuator: BatchSizeActuator | None = None
         self._policy: BatchSizePolicy | None = None
         self._writer: RunWriter | None = None
+        self._scaled_steps: ScaledSteps | None = None
+        self._clock: SampleClock | None = None
+        self._clock_state: dict[str, Any] | None = None  # of a checkpoint, until there is a clock
         self._meter.reset()
 
     # Before the first batch
@@ -135,6 +156,7 @@ class BatchSizeScheduler(Callback):
         if self._batch_size is None:
             self._batch_size = found
         self._acting.settle(trainer, self._batch_size)
+        self._couple(trainer, pl_module)
         if self.history or self._meter.optimizer_steps:
             self._resume(trainer)
         limits = self._limits(trainer)
@@ -142,6 +164,22 @@ class BatchSizeScheduler(Callback):
         self._counts_samples = limits.loaders[0].counts_samples
         self._begin_files(trainer, pl_module)
         self._meter.start()
+
+    def _couple(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Lets the learning rate and its schedule follow the batch size."""
+        if self.max_samples is not None and self.max_samples < self._running_batch_size:
+            raise MisconfigurationException(
+                f"`max_samples` is {self.max_samples}, which is less than one batch of {self._running_batch_size}."
+            )
+        if self.lr_scaling != "none" or self.scale_beta2:
+            self._scaled_steps = ScaledSteps(trainer.optimizers, self._scaling, self.scale_beta2)
+            self._scaled_steps.ratio = self._ratio
+        if self.schedule_by == "samples" and pl_module.automatic_optimization:
+            batches = trainer.num_training_batches
+            steps = None if batches == float("inf") else math.ceil(batches / trainer.accumulate_grad_batches)
+            self._clock = SampleClock(trainer.lr_scheduler_configs, self._first_batch_size, steps)
+            if self._clock_state is not None:
+                self._clock.load_state_dict(self._clock_state)
 
     def _resume(self, trainer: Trainer) -> None:
         """Takes the decision of an epoch whose last batch was saved, and whose end was not."""
@@ -156,6 +194,8 @@ class BatchSizeScheduler(Callback):
         if actuators.skips_training(trainer):
             return
         self._acting.settle(trainer, self._running_batch_size)
+        if self._scaled_steps is not None:
+            self._scaled_steps.ratio = self._ratio
         self._meter.start()
 
     # Measuring
@@ -179,7 +219,7 @@ class BatchSizeScheduler(Callback):
             gradients,
             full_step=self._running_batch_size // trainer.world_size if self._counts_samples else 0,
             scale=_loss_scale(trainer, optimizer, pl_module.device),
-            learning_rate=optimizer.param_groups[0]["lr"],
+            learning_rate=self._learning_rate(optimizer),
         )
 
     def on_train_batch_end(
@@ -193,6 +233,20 @@ class BatchSizeScheduler(Callback):
             # Lightning has divided the loss of automatic optimization for the accumulation.
             micro_batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._meter.loss(loss * micro_batches, self._samples)
+        if self._clock is not None and (stepped := (batch_idx + 1) // trainer.accumulate_grad_batches):
+            # By the loader's count: what a batch holds may be no samples.
+            self._clock.advance(pl_module, stepped * self._running_batch_size, trainer.is_last_batch)
+        if self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples:
+            trainer.should_stop = True
+
+    def _learning_rate(self, optimizer: Optimizer) -> float | Tensor:
+        if self._scaled_steps is not None:
+            return self._scaled_steps.effective(optimizer)
+        rate: float | Tensor = optimizer.param_groups[0]["lr"]
+        return rate
+
+    def _samples_seen(self, trainer: Trainer) -> int:
+        return sum(past.samples for past in self.history) + self._meter.samples * trainer.world_size
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the time."""
@@ -220,6 +274,8 @@ class BatchSizeScheduler(Callback):
         """Turns what was measured into a record, a decision, and a request to the actuator."""
         record, decided = trainer.strategy.broadcast(self._decide(trainer, epoch), src=0)
         self._meter.reset()
+        if self._clock is not None:
+            self._clock.ticks = 0
         self.history.append(record)
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
@@ -258,6 +314,8 @@ class BatchSizeScheduler(Callback):
             "samples_seen": sum(past.samples for past in self.history),
             "grad/norm": record.gradient_norm,
             "grad/component_variance": record.component_variance,
+            "lr/effective": record.learning_rate,
+            "lr/factor": None if self._scaled_steps is None else self._scaled_steps.factor,
             **{f"deba/{name}": value for name, value in decided.signals.items()},
         }
         return {name: float(value) for name, value in metrics.items() if value is not None}
@@ -268,23 +326,37 @@ class BatchSizeScheduler(Callback):
         """Shows the history as a table, and writes the report page beside it."""
         if self._writer is None or not self.history:
             return
+        try:
+            self._show(trainer, self._writer)
+        except Exception as error:  # a page must not cost a run
+            rank_zero_warn(f"The report could not be written ({error}). The history is '{self._writer.path}'.")
+
+    def _show(self, trainer: Trainer, writer: RunWriter) -> None:
         from lightning_deba import report  # matplotlib is imported only where a figure is made
 
         if trainer.progress_bar_callback is not None:
             rich.print(report.summary_table(self.history, self.decisions))
         if trainer.loggers:
-            rank_zero_info(f"Report: {report.write_report([self._writer.directory])}")
+            rank_zero_info(f"Report: {report.write_report([writer.directory])}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves the Trainer as it was."""
-        if self._actuator is not None:
-            self._actuator.release(trainer)
+        self._release(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves the Trainer as it was."""
+        self._release(trainer)
+        self._actuator = None
+
+    def _release(self, trainer: Trainer) -> None:
         if self._actuator is not None:
             self._actuator.release(trainer)
-            self._actuator = None
+        if self._scaled_steps is not None:
+            self._scaled_steps.remove()
+        if self._clock is not None:
+            self._clock_state = self._clock.state_dict()
+            self._clock.remove()
+        self._scaled_steps = self._clock = None
 
     # State
 
@@ -296,6 +368,7 @@ class BatchSizeScheduler(Callback):
             "history": to_columns(self.history),
             "decisions": to_columns(self.decisions),
             "meter": self._meter.state_dict(),
+            "clock": self._clock_state if self._clock is None else self._clock.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -313,6 +386,7 @@ class BatchSizeScheduler(Callback):
         self.decisions = from_columns(Grant, state_dict["decisions"])
         self._batch_size = state_dict["batch_size"]
         self._meter.load_state_dict(state_dict["meter"])
+        self._clock_state = state_dict["clock"]
 
     # What the hooks share
 
@@ -325,6 +399,14 @@ class BatchSizeScheduler(Callback):
     def _running_batch_size(self) -> int:
         assert self._batch_size is not None, "`on_train_start` comes first"
         return self._batch_size
+
+    @property
+    def _first_batch_size(self) -> int:
+        return self.history[0].batch_size if self.history else self._running_batch_size
+
+    @property
+    def _ratio(self) -> float:
+        return self._running_batch_size / self._first_batch_size
 
     def _limits(self, trainer: Trainer) -> Limits:
         loaders = self._acting.limits(trainer)
@@ -370,6 +452,13 @@ def _check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multi
         raise ValueError(f"`min_batch_size` must be from 1 to `max_batch_size`, got {minimum} and {maximum}.")
     if not 1 <= multiple_of <= maximum:
         raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
+
+
+def _check_coupling(schedule_by: str, max_samples: int | None) -> None:
+    if schedule_by not in ("samples", "steps"):
+        raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
 
 
 def _check_neighbours(trainer: Trainer) -> None:

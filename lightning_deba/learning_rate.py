@@ -184,6 +184,15 @@ class SampleClock:
         if epoch_is_over:
             self.ticks = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        """Returns plain numbers."""
+        return {"reference": self.reference, "ticks_per_epoch": self.ticks_per_epoch, "ticks": self.ticks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a `state_dict`: the schedule was sized when the run began."""
+        self.reference, self.ticks_per_epoch = state["reference"], state["ticks_per_epoch"]
+        self.ticks = state["ticks"]
+
     def remove(self) -> None:
         """Gives the schedulers back to Lightning."""
         for config in self._configs:

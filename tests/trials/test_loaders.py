@@ -477,7 +477,8 @@ def test_the_smallest_size_is_compared_with_each_loaders_share(tmp_path):
 
 
 def stateful_loader(batch_size=8):
-    torchdata = pytest.importorskip("torchdata.stateful_dataloader")
+    from torchdata import stateful_dataloader as torchdata
+
     return torchdata.StatefulDataLoader(Samples(), batch_size=batch_size, shuffle=True)
 
 
