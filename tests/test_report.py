@@ -475,7 +475,8 @@ def test_the_table_takes_no_markup_or_control_codes_from_a_reason():
 
 
 def test_plots_return_their_axes_and_leave_nothing_open(calm):
-    pyplot = pytest.importorskip("matplotlib.pyplot")
+    from matplotlib import pyplot
+
     history, grants = calm
     drawn = [plot(history) for plot in (plot_batch_size, plot_loss, plot_seconds)]
     drawn.append(plot_signal(history, grants, "confidence", threshold=1.0))

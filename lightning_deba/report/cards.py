@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 
 from lightning_deba.report import figures
 from lightning_deba.report.runs import Run
-from lightning_deba.report.series import changes, clean, signal_series
+from lightning_deba.report.series import changes, clean, drawable, signal_series
 
 __all__ = ["VARIABLES", "Card", "draw_cards"]
 
@@ -65,9 +64,9 @@ class Card(NamedTuple):
 
 
 def _series(run: Run) -> dict[str, list[float]]:
-    """Returns the signals of a run that have at least one value to draw."""
+    """Returns the signals of a run that have a value to draw."""
     series = signal_series(run.history, run.decisions, run.window)
-    return {name: values for name, values in series.items() if any(map(math.isfinite, values))}
+    return {name: values for name, values in series.items() if any(map(drawable, values))}
 
 
 def draw_cards(runs: Sequence[Run]) -> tuple[list[Card], list[str]]:
@@ -76,7 +75,7 @@ def draw_cards(runs: Sequence[Run]) -> tuple[list[Card], list[str]]:
     names = list(dict.fromkeys(name for found in series for name in found))
     cards = [_card("batch size", runs, figures.plot_batch_size)]
     missing = [clean(name, 40) for name in names[_MOST_SIGNALS:]] if names else ["signals"]
-    if any(r.loss is not None and math.isfinite(r.loss) for run in runs for r in run.history):
+    if any(drawable(record.loss) for run in runs for record in run.history):
         cards.append(_card("training loss", runs, figures.plot_loss))
     else:
         missing.append("training loss")

@@ -19,6 +19,7 @@ from lightning_deba.records import Grant, History
 from lightning_deba.report.series import (
     changes,
     clean,
+    drawable,
     duration,
     samples_seen,
     seconds_spent,
@@ -97,12 +98,13 @@ def plot_seconds(history: History, *, ax: Axes | None = None, label: str | None 
     ax = _axes(history, ax, "training time")
     edges, seconds = [0, *samples_seen(history)], [0.0, *seconds_spent(history)]
     ax.plot(edges, seconds, label=label, **_style(run, history))
-    longest = max(ax.dataLim.y1, 1e-9)
+    longest = ax.dataLim.y1 or 1.0
     fine = [10.0 ** math.floor(math.log10(longest)) * step for step in (0.2, 0.5, 1)] if longest < 5 else []
     step = next((step for step in [*fine, *_TIME_STEPS] if longest / step <= 6), longest / 5)
     ax.yaxis.set_major_locator(MultipleLocator(step))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(round(value, 9))))
-    _from_zero(ax)
+    ax.set_xlim(left=0, auto=True)
+    ax.set_ylim(0, 1.05 * longest)
     return ax
 
 
@@ -212,17 +214,17 @@ def _axes(history: History, ax: Axes | None, ylabel: str) -> Axes:
 
 def _style(run: int, history: History) -> dict[str, Any]:
     """Returns colour, dashes and width of a run; the line of a long one is thinner, as it says more."""
-    dashes = (0, DASHES[run % len(DASHES)] or None)
-    return {"color": COLORS[run % len(COLORS)], "linestyle": dashes, "linewidth": 1.5 if len(history) <= 100 else 1.0}
+    dashes, width = DASHES[run % len(DASHES)], 1.5 if len(history) <= 100 else 1.0
+    return {"color": COLORS[run % len(COLORS)], "linestyle": (0, dashes) if dashes else "-", "linewidth": width}
 
 
 def _line(ax: Axes, history: History, values: Sequence[float], label: str | None, run: int) -> None:
     """Draws one value an epoch, with dots in a short run, and where a gap leaves an epoch on its own."""
-    finite = [math.isfinite(value) for value in values]
-    around = zip([False, *finite], finite, [*finite[1:], False], strict=False)
-    alone = [t for t, (before, here, after) in enumerate(around) if here and not before and not after]
+    here = [drawable(value) for value in values]
+    around = zip([False, *here], here, [*here[1:], False], strict=False)
+    alone = [t for t, neighbours in enumerate(around) if neighbours == (False, True, False)]
     dots = list(range(len(values))) if len(values) <= 40 else alone
-    shown = [value if ok else math.nan for value, ok in zip(values, finite, strict=True)]
+    shown = [value if ok else math.nan for value, ok in zip(values, here, strict=True)]
     ax.plot(samples_seen(history), shown, label=label, marker="o", markersize=3, markevery=dots, **_style(run, history))
     _from_zero(ax)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import TypeGuard
 
 from lightning_deba.policies import signals
 from lightning_deba.records import Grant, History
@@ -12,12 +13,23 @@ from lightning_deba.records import Grant, History
 __all__ = [
     "changes",
     "clean",
+    "drawable",
     "duration",
     "samples_seen",
     "seconds_spent",
     "signal_series",
     "signal_thresholds",
 ]
+
+
+def drawable(value: float | None) -> TypeGuard[float]:
+    """Tells whether a value has a place in a figure: it is a number, and axes can hold it.
+
+    Example:
+        >>> [drawable(value) for value in (0.5, None, float("nan"), float("inf"), 1e300)]
+        [True, False, False, False, False]
+    """
+    return value is not None and abs(value) < 1e30
 
 
 def samples_seen(history: History) -> list[int]:
@@ -33,7 +45,7 @@ def seconds_spent(history: History) -> list[float]:
         >>> seconds_spent([EpochRecord(t, 8, 8, seconds=s) for t, s in enumerate([2.0, float("nan"), 3.0])])
         [2.0, 2.0, 5.0]
     """
-    return list(accumulate(r.seconds if math.isfinite(r.seconds) else 0.0 for r in history))
+    return list(accumulate(r.seconds if drawable(r.seconds) else 0.0 for r in history))
 
 
 def changes(history: History) -> list[int]:
@@ -95,7 +107,7 @@ def signal_thresholds(parameters: Mapping[str, object]) -> dict[str, float]:
         signal = name.removesuffix("_threshold")
         both = ("gradient_norm_variation", "loss_variation")
         found |= dict.fromkeys(both if signal == "stability" else (signal,), float(value))
-    return {name: value for name, value in found.items() if math.isfinite(value)}
+    return {name: value for name, value in found.items() if drawable(value)}
 
 
 def duration(seconds: float) -> str:
