@@ -23,6 +23,7 @@ from lightning_deba.report import (
     plot_seconds,
     plot_signal,
     summary_table,
+    write_figure,
     write_report,
 )
 from lightning_deba.report.runs import read_runs
@@ -542,3 +543,12 @@ def test_the_template_is_part_of_the_package():
     import lightning_deba.report
 
     assert (Path(lightning_deba.report.__file__).parent / "page.html.j2").is_file()
+
+
+def test_a_figure_is_the_same_bytes_for_the_same_run(tmp_path):
+    run = write_run(tmp_path / "run", *simulate(DEBA()), about(DEBA()))
+    first, second = (write_figure(run, tmp_path / "deep" / name) for name in ("a.svg", "b.svg"))
+    assert first.read_bytes() == second.read_bytes()
+    assert write_figure(run, tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="format"):
+        write_figure(run, tmp_path / "a.gif2")

@@ -60,10 +60,13 @@ def report(args: list[str]) -> None:
     parser.add_argument(
         "-o", "--output", help="file to write, or a directory for report.html; by default the first run"
     )
+    parser.add_argument("--figure", help="draw the first run into this file as well: .svg, .pdf or .png")
     options = parser.parse_args(args)
-    from lightning_deba.report import write_report  # matplotlib is imported only where a figure is made
+    from lightning_deba.report import write_figure, write_report  # matplotlib is imported only where a figure is made
 
     print(write_report(options.runs, options.output))
+    if options.figure is not None:
+        print(write_figure(options.runs[0], options.figure))
 
 
 def presets_table(found: list[Preset]) -> Table:

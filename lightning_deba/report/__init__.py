@@ -7,7 +7,7 @@ from lightning_deba.report.figures import (
     plot_seconds,
     plot_signal,
 )
-from lightning_deba.report.page import write_report
+from lightning_deba.report.page import write_figure, write_report
 from lightning_deba.report.tables import summary_table
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "plot_seconds",
     "plot_signal",
     "summary_table",
+    "write_figure",
     "write_report",
 ]

@@ -12,14 +12,15 @@ from typing import NamedTuple
 
 from jinja2 import Environment
 from markupsafe import Markup, escape
+from matplotlib import rc_context
 
 from lightning_deba.report.cards import VARIABLES, draw_cards
-from lightning_deba.report.figures import COLORS, DASHES
+from lightning_deba.report.figures import COLORS, DASHES, plot_history
 from lightning_deba.report.runs import Run, read_runs
 from lightning_deba.report.series import changes, duration, samples_seen, seconds_spent
 from lightning_deba.report.tables import Row, decision_rows
 
-__all__ = ["write_report"]
+__all__ = ["write_figure", "write_report"]
 
 # Keep the page under a megabyte: so many decisions over all runs, so many problems of each.
 _MOST_ROWS, _MOST_PROBLEMS = 1000, 20
@@ -83,6 +84,29 @@ def write_report(runs: Sequence[Path | str] | Path | str, output: Path | str | N
             'Pass another, such as output="report.html".'
         ) from error
     return target
+
+
+def write_figure(run: Path | str, output: Path | str) -> Path:
+    """Draws a run into one figure and writes it, for a README or a paper.
+
+    Args:
+        run: The directory of a run, or its ``history.jsonl``.
+        output: The file; its ending says the format: ``.svg``, ``.pdf`` or ``.png``.
+
+    Returns:
+        The file.
+
+    Raises:
+        FileNotFoundError: If there is no such run.
+        ValueError: If matplotlib knows no such format, or no epoch can be read.
+    """
+    read, output = read_runs([run])[0], Path(output)
+    figure = plot_history(read.history, read.decisions, thresholds=read.thresholds)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": "lightning_deba"}):
+        # No date: the same run gives the same bytes.
+        figure.savefig(output, metadata={"Date": None} if output.suffix == ".svg" else None)
+    return output
 
 
 def _page(runs: Sequence[Run]) -> str:
