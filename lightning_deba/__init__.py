@@ -1,10 +1,21 @@
-"""Adaptive batch sizes for PyTorch Lightning."""
+"""Adaptive batch sizes for PyTorch Lightning.
 
-from lightning_deba.actuators import BatchSizeActuator, BatchSizeAdapter, InPlaceActuator, ReloadActuator
-from lightning_deba.callback import BatchSizeScheduler
-from lightning_deba.meter import GradientMeter
+Add `BatchSizeScheduler` to a Trainer's callbacks. At each epoch's end it asks a policy, such as `DEBA`, for the
+batch size of the next one; `replay` asks another policy about a recorded run, which `read_history` reads.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from lightning_deba.policies import DEBA, BatchSizePolicy, Hold, Signals, replay, signals
 from lightning_deba.records import Decision, EpochRecord, Grant, History, HistoryFile, read_history
+
+if TYPE_CHECKING:
+    from lightning_deba.actuators import BatchSizeActuator, BatchSizeAdapter, InPlaceActuator, ReloadActuator
+    from lightning_deba.callback import BatchSizeScheduler
+    from lightning_deba.meter import GradientMeter
 
 __version__ = "0.1.0"
 
@@ -28,3 +39,20 @@ __all__ = [
     "replay",
     "signals",
 ]
+
+# What needs torch and Lightning is imported when it is asked for: histories are read and replayed without them.
+_LATER = {
+    "BatchSizeActuator": "actuators",
+    "BatchSizeAdapter": "actuators",
+    "BatchSizeScheduler": "callback",
+    "GradientMeter": "meter",
+    "InPlaceActuator": "actuators",
+    "ReloadActuator": "actuators",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    return value

@@ -220,7 +220,6 @@ def test_fit_then_test_from_the_checkpoint(tmp_path, capsys):
     assert main(["fit", *SMALL]) == 0
     folder = tmp_path / "lightning_logs" / "version_0"
     assert [record.samples for record in read_history(folder).history] == [60, 60]
-    assert torch.get_num_threads() == 1
     (checkpoint,) = (folder / "checkpoints").glob("*.ckpt")
     capsys.readouterr()
     # The checkpoint knows the model; what else the run had is in its configuration.
@@ -244,6 +243,11 @@ def test_without_a_word_the_digits_are_trained_with_a_preset(tmp_path):
     run = json.loads((tmp_path / "lightning_logs" / "version_0" / "run.json").read_text())
     assert run["preset"]["name"] == "mobilenet"
     assert read_history(tmp_path / "lightning_logs" / "version_0").history[0].batch_size == 32
+
+
+def test_the_number_of_threads_can_be_set():
+    assert main(["fit", *SMALL, "--threads", "2", "--trainer.max_epochs", "1"]) == 0
+    assert torch.get_num_threads() == 2
 
 
 def test_a_policy_can_be_written_on_the_command_line(tmp_path):
@@ -354,8 +358,9 @@ def test_data_that_are_not_there_are_one_clear_line(tmp_path, monkeypatch, capsy
 
 
 def test_what_lightning_refuses_is_one_clear_line(capsys):
-    assert main(["fit", *SMALL, "--trainer.val_check_interval", "1000"]) == 2
-    assert "`val_check_interval` (1000) must be less than" in capsys.readouterr().err.splitlines()[-1]
+    own = ["--model", "tests.test_cli.OwnModel", "--data", "tests.test_cli.OwnData", "--trainer.accelerator", "cpu"]
+    assert main(["validate", *own]) == 2
+    assert "No `validation_step()` method defined" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_a_fault_of_the_program_keeps_its_trace(monkeypatch):
