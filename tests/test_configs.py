@@ -57,7 +57,7 @@ DATA = {"digits": (10, 1), "fashion_mnist": (10, 1), "cifar10": (10, 3), "cifar1
 def test_every_file_is_trained_with_here():
     assert names("model") == set(MODELS)
     assert names("data") == set(DATA)
-    assert names(".") == {"quickstart", "deba", "fixed"}
+    assert names(".") == {"quickstart", "deba", "fixed", "fashion_small"}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -111,6 +111,16 @@ def test_a_later_file_goes_over_an_earlier_one_and_words_over_both():
     assert scheduler_of(cli).policy == Hold()
     assert [record.batch_size for record in scheduler_of(cli).history] == [20]
     assert cli.model.lr == 0.05
+
+
+def test_the_small_comparison_starts_as_the_readme_says(tmp_path):
+    write_fashion_mnist(tmp_path)
+    small = ["--data.train_samples", "40", "--data.val_samples", "20", "--data.data_dir", str(tmp_path)]
+    files = ["deba.yaml", "model/mobilenetv3_small.yaml", "data/fashion_mnist.yaml", "fashion_small.yaml"]
+    cli = fit(*files, *TINY, *small, "--trainer.max_epochs", "1")
+    (record,) = read_history(cli.trainer.log_dir).history
+    assert (record.batch_size, record.samples, record.learning_rate) == (32, 40, 0.05)
+    assert not cli.datamodule.augment
 
 
 def test_the_quickstart_learns_and_changes_the_batch_size():
