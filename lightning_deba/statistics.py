@@ -109,25 +109,30 @@ def component_variance(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def _squared_norms(group: list[Tensor]) -> Tensor:
-    dtype = _accumulation_type(group[0])
+    dtype, rows = _accumulation_type(group[0]), list[Tensor]()
     if group[0].device.type == "cpu":
         # A norm on the CPU adds one component after the other: over millions of them float32 loses digits.
-        norms = torch.cat([torch.linalg.vector_norm(rows, dim=1, dtype=dtype) for t in group for rows in _rows(t)])
-    else:
-        # One kernel for many tensors, as in torch's own gradient clipping; it adds in a tree.
-        norms = torch.stack(torch._foreach_norm(group, 2, dtype))
-    return norms.to(total_type(group[0].device)).square().sum()
+        group, rows = _in_rows(group)
+    # One kernel for many tensors where the device has it, as in torch's own gradient clipping.
+    norms = [torch.stack(torch._foreach_norm(group, 2, dtype))] if group else []
+    norms += [torch.linalg.vector_norm(matrix, dim=1, dtype=dtype) for matrix in rows]
+    return torch.cat(norms).to(total_type(norms[0].device)).square().sum()
 
 
-def _rows(tensor: Tensor, length: int = 1 << 12) -> Iterator[Tensor]:
-    """Views a tensor as rows of so many components, in the order of memory, and what is left as one more."""
-    in_memory_order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    flat = tensor.permute(in_memory_order).reshape(-1)
-    whole = flat.numel() - flat.numel() % length
-    if whole:
-        yield flat[:whole].view(-1, length)
-    if whole < flat.numel():
-        yield flat[whole:].view(1, -1)
+def _in_rows(group: list[Tensor], length: int = 1 << 12) -> tuple[list[Tensor], list[Tensor]]:
+    """Views the long tensors as matrices with rows of so many components; the short ones and the rests come first."""
+    short, matrices = [], []
+    for tensor in group:
+        if tensor.numel() <= length:
+            short.append(tensor)
+            continue
+        in_memory_order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+        flat = tensor.permute(in_memory_order).reshape(-1)
+        whole = flat.numel() - flat.numel() % length
+        matrices.append(flat[:whole].view(-1, length))
+        if whole < flat.numel():
+            short.append(flat[whole:])
+    return short, matrices
 
 
 def _sums(group: list[Tensor]) -> Tensor:
