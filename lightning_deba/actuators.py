@@ -425,7 +425,7 @@ def limits_of(
         minimum=minimum,
         maximum=maximum,
         multiple_of=multiple_of,
-        world_size=trainer.world_size,
+        world_size=data_ranks(trainer),
         accumulation=trainer.accumulate_grad_batches,
         loaders=loaders,
         needs_two_samples=any(isinstance(m, _BatchNorm) for m in trainer.lightning_module.modules()),
@@ -471,6 +471,57 @@ def reload_if_requested(trainer: Trainer) -> None:
     trainer.fit_loop.setup_data()
 
 
+def data_ranks(trainer: Trainer) -> int:
+    """Returns how many ranks draw samples of their own; those of a tensor-parallel group share theirs."""
+    shares = trainer.distributed_sampler_kwargs or {}
+    return int(shares.get("num_replicas", trainer.world_size))
+
+
+def check_ranks_agree(trainer: Trainer, actuator: BatchSizeActuator) -> None:
+    """Refuses ranks whose loaders differ. Every rank has to call this.
+
+    Gradients are averaged over ranks, not over samples, so ranks with other batch sizes would weigh their samples
+    differently; and a rank with more batches than the others would wait for them forever.
+    """
+    if trainer.world_size == 1:
+        return
+    micro = actuator.batch_size(trainer) / _micro_batches_per_step(trainer)
+    here = [micro, trainer.num_training_batches, actuator.limits(trainer)[0].samples or 0]
+    sizes, batches, samples = zip(*_gathered(trainer, here), strict=True)
+    if len(set(sizes)) > 1:
+        raise MisconfigurationException(
+            f"The ranks' training loaders have different batch sizes: {_listed(sizes)}, from rank 0 on. Give every "
+            "rank the same one: gradients are averaged over ranks, and samples would weigh differently."
+        )
+    if len(set(batches)) > 1 or len(set(samples)) > 1:
+        raise MisconfigurationException(
+            f"The ranks' training loaders have {_listed(batches)} batches and {_listed(samples)} samples, from rank 0 "
+            "on. Give every rank as many samples as the others, as Lightning's `use_distributed_sampler=True` does: "
+            "after a change of the batch size one rank would have a batch more, and wait for the others forever."
+        )
+
+
+def _gathered(trainer: Trainer, here: list[float]) -> list[list[float]]:
+    """Returns the numbers of every rank. A sum of rows is what every strategy can do."""
+    rows = torch.zeros(trainer.world_size, len(here), device=trainer.strategy.root_device)
+    rows[trainer.global_rank] = torch.tensor(here)
+    there = trainer.strategy.reduce(rows, reduce_op="sum")
+    assert isinstance(there, torch.Tensor)
+    gathered: list[list[float]] = there.tolist()
+    return gathered
+
+
+def _listed(numbers: Sequence[float]) -> str:
+    return ", ".join(f"{number:g}" for number in numbers)
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether `torch.compile` has compiled a module or a part of it."""
+    return getattr(module, "_compiler_ctx", None) is not None or any(
+        part._compiled_call_impl is not None or hasattr(part, "_orig_mod") for part in module.modules()
+    )
+
+
 def skips_training(trainer: Trainer) -> bool:
     """Whether the running epoch only passes batches forward, as StochasticWeightAveraging's last one for BatchNorm."""
     return bool(trainer.fit_loop._skip_backward)
@@ -484,7 +535,7 @@ def _loaders(trainer: Trainer) -> list[Any]:
 
 
 def _micro_batches_per_step(trainer: Trainer) -> int:
-    return trainer.world_size * trainer.accumulate_grad_batches
+    return data_ranks(trainer) * trainer.accumulate_grad_batches
 
 
 def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
@@ -496,7 +547,7 @@ def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
     micro, rest = divmod(batch_size, _micro_batches_per_step(trainer))
     if rest or not micro:
         raise MisconfigurationException(
-            f"A batch size of {batch_size} cannot be divided among {trainer.world_size} ranks x "
+            f"A batch size of {batch_size} cannot be divided among {data_ranks(trainer)} ranks x "
             f"{trainer.accumulate_grad_batches} accumulated micro-batches = {_micro_batches_per_step(trainer)}. "
             "Choose `devices` and `accumulate_grad_batches` whose product divides it, as in the run that set it."
         )

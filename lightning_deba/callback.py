@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
@@ -55,6 +56,8 @@ class BatchSizeScheduler(Callback):
         schedule_by: What a step-wise learning-rate schedule counts: "samples", so that it keeps its shape and
             its end whatever the batch size does, or "steps", as Lightning does.
         max_samples: Ends the training after so many samples.
+        optimizer_index: Which optimizer's gradient is measured, where there are several. The steps of the others
+            are not counted.
 
     Raises:
         ValueError: If an argument cannot be right, or the preset is not known.
@@ -84,9 +87,12 @@ class BatchSizeScheduler(Callback):
         scale_beta2: bool = False,
         schedule_by: Literal["samples", "steps"] = "samples",
         max_samples: int | None = None,
+        optimizer_index: int = 0,
     ) -> None:
         _check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
         _check_coupling(schedule_by, max_samples)
+        if optimizer_index < 0:
+            raise ValueError(f"`optimizer_index` must be 0 or more, got {optimizer_index}.")
         self.preset = match_preset(preset) if isinstance(preset, str) else preset
         self.policy = policy
         self.actuator = actuator
@@ -98,6 +104,7 @@ class BatchSizeScheduler(Callback):
         self.scale_beta2 = scale_beta2
         self.schedule_by = schedule_by
         self.max_samples = max_samples
+        self.optimizer_index = optimizer_index
         self._scaling = scaling_rule(lr_scaling)
         self._meter = EpochMeter()
         self._begin_anew()
@@ -107,6 +114,7 @@ class BatchSizeScheduler(Callback):
         self.decisions: list[Grant] = []
         self._batch_size: int | None = None  # of the running epoch; from the decision on, of the next
         self._samples = 0  # in the running micro-batch
+        self._step: int | None = None  # the Trainer's `global_step` when a gradient was last measured
         self._counts_samples = True  # else the batch size is in another unit, such as tokens
         self._actuator: BatchSizeActuator | None = None
         self._policy: BatchSizePolicy | None = None
@@ -152,6 +160,8 @@ class BatchSizeScheduler(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
+        _check_optimizer(trainer, self.optimizer_index)
+        actuators.check_ranks_agree(trainer, self._acting)
         found = self._acting.batch_size(trainer)
         if self._batch_size is None:
             self._batch_size = found
@@ -162,6 +172,8 @@ class BatchSizeScheduler(Callback):
         limits = self._limits(trainer)
         _check_data(limits)
         self._counts_samples = limits.loaders[0].counts_samples
+        if actuators.is_compiled(pl_module):
+            rank_zero_info(_COMPILED)
         self._begin_files(trainer, pl_module)
         self._meter.start()
 
@@ -194,6 +206,7 @@ class BatchSizeScheduler(Callback):
         if actuators.skips_training(trainer):
             return
         self._acting.settle(trainer, self._running_batch_size)
+        actuators.check_ranks_agree(trainer, self._acting)
         if self._scaled_steps is not None:
             self._scaled_steps.ratio = self._ratio
         self._meter.start()
@@ -214,10 +227,13 @@ class BatchSizeScheduler(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measures the gradient: accumulated, averaged over ranks, unscaled and not yet clipped."""
+        if optimizer is not trainer.optimizers[self.optimizer_index] or trainer.global_step == self._step:
+            return  # another one's step, or one that looks at its gradient again before it is done, as LBFGS does
+        self._step = trainer.global_step
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._meter.step(
             gradients,
-            full_step=self._running_batch_size // trainer.world_size if self._counts_samples else 0,
+            full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._counts_samples else 0,
             scale=_loss_scale(trainer, optimizer, pl_module.device),
             learning_rate=self._learning_rate(optimizer),
         )
@@ -246,7 +262,7 @@ class BatchSizeScheduler(Callback):
         return rate
 
     def _samples_seen(self, trainer: Trainer) -> int:
-        return sum(past.samples for past in self.history) + self._meter.samples * trainer.world_size
+        return sum(past.samples for past in self.history) + self._meter.samples * actuators.data_ranks(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the time."""
@@ -268,7 +284,7 @@ class BatchSizeScheduler(Callback):
         self._close_epoch(trainer, trainer.current_epoch)
         if self._writer is not None:
             self._writer.append(self.history[-1], self.decisions[-1])
-        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1)
+        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def _close_epoch(self, trainer: Trainer, epoch: int) -> None:
         """Turns what was measured into a record, a decision, and a request to the actuator."""
@@ -276,6 +292,8 @@ class BatchSizeScheduler(Callback):
         self._meter.reset()
         if self._clock is not None:
             self._clock.ticks = 0
+        if not self.history:
+            self._warn_of_what_is_missing(record)
         self.history.append(record)
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
@@ -291,7 +309,7 @@ class BatchSizeScheduler(Callback):
             batch_size=self._running_batch_size,
             micro_batch_size=actuators.micro_batch_size(trainer, self._running_batch_size),
             accumulation=trainer.accumulate_grad_batches,
-            world_size=trainer.world_size,
+            world_size=actuators.data_ranks(trainer),
             **self._meter.compute(lambda sums: _add_over_ranks(trainer, sums))._asdict(),
         )
         decision = _ask(self._policy, [*self.history, record])
@@ -306,6 +324,21 @@ class BatchSizeScheduler(Callback):
             limits=limits,
             signals=decision.signals,
         )
+
+    def _warn_of_what_is_missing(self, record: EpochRecord) -> None:
+        """Speaks up after the first epoch, before a whole run goes by without a signal."""
+        if not record.optimizer_steps:
+            rank_zero_warn(
+                f"No step of optimizer {self.optimizer_index} was seen in epoch {record.epoch}, so no gradient was "
+                "measured. Under manual optimization, step what `self.optimizers()` returns: Lightning hides the steps "
+                "of `use_pl_optimizer=False` from callbacks. `optimizer_index` names another optimizer."
+            )
+        if record.loss is None:
+            rank_zero_warn(
+                f"The loss of epoch {record.epoch} was not measured, since `training_step` returned neither it nor a "
+                'dict with "loss". Return it, under manual optimization as well: a policy that needs the loss, such as '
+                "DEBA, holds without it."
+            )
 
     def _metrics(self) -> dict[str, float]:
         record, decided = self.history[-1], self.decisions[-1]
@@ -427,7 +460,7 @@ class BatchSizeScheduler(Callback):
             "version": 1,
             "policy": {
                 "name": getattr(policy, "__name__", type(policy).__name__),
-                "parameters": asdict(policy) if is_dataclass(policy) and not isinstance(policy, type) else {},
+                "parameters": _parameters(policy),
             },
             "preset": preset and {"name": preset.name, "source": preset.source, "note": preset.note},
             "model": type(pl_module).__name__,
@@ -438,6 +471,14 @@ class BatchSizeScheduler(Callback):
             "dry_run": self.dry_run,
             "versions": {name: version(name) for name in ("lightning-deba", "lightning", "torch")},
         }
+
+
+def _parameters(policy: Any) -> dict[str, Any]:
+    """Returns the fields of a policy that is a dataclass; what JSON cannot hold, such as a function, by its name."""
+    if not is_dataclass(policy) or isinstance(policy, type):
+        return {}
+    parameters: dict[str, Any] = json.loads(json.dumps(asdict(policy), default=repr))
+    return parameters
 
 
 def _check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int) -> None:
@@ -482,6 +523,22 @@ def _check_neighbours(trainer: Trainer) -> None:
         )
 
 
+_COMPILED = (
+    "The model is compiled, and a new batch size is a new shape for it. With `dynamic` left at its default, or True, "
+    "`torch.compile` compiles once more at the first change and never again; with `dynamic=False`, once for each "
+    "size: `multiple_of` keeps the sizes few."
+)
+
+
+def _check_optimizer(trainer: Trainer, index: int) -> None:
+    count = len(trainer.optimizers)
+    if index >= count:
+        raise MisconfigurationException(
+            f"`optimizer_index` is {index}, and `configure_optimizers` has returned {count} optimizer(s). "
+            f"Give a number from 0 to {count - 1}."
+        )
+
+
 def _check_data(limits: Limits) -> None:
     samples = [int(dl.samples * limits.world_size / dl.ratio) for dl in limits.loaders if dl.samples is not None]
     if samples and min(samples) < limits.minimum:
@@ -521,7 +578,8 @@ def _loss_scale(trainer: Trainer, optimizer: Optimizer, device: torch.device) ->
 def _add_over_ranks(trainer: Trainer, sums: Tensor) -> Tensor:
     added = trainer.strategy.reduce(sums.to(trainer.strategy.root_device), reduce_op="sum")
     assert isinstance(added, Tensor)
-    return added
+    # The ranks of a tensor-parallel group have all measured the same samples.
+    return added * actuators.data_ranks(trainer) / trainer.world_size
 
 
 def _ask(policy: BatchSizePolicy | None, history: list[EpochRecord]) -> Decision:

@@ -65,12 +65,14 @@ class GradientMeter:
         self._sums: Tensor | None = None
         self._updates = 0
 
-    def update(self, gradients: Sequence[Tensor], scale: float | Tensor = 1.0) -> None:
+    def update(self, gradients: Sequence[Tensor], scale: float | Tensor = 1.0, counts: bool = True) -> None:
         """Adds one optimizer step.
 
         Args:
             gradients: The gradient tensors of the step. None at all is no step.
             scale: What the gradients were multiplied by, such as the loss scale of mixed precision.
+            counts: Whether the step enters the means. One that does not is read all the same: of a sharded
+                gradient each rank reads a part, and they need not agree on which step is a whole one.
         """
         if not gradients:
             return
@@ -82,9 +84,10 @@ class GradientMeter:
             mean, read = component_sum(gradients) / scale / n, one
         row = torch.stack([squares.sqrt(), squares / n, mean.square(), one, read, zero])
         skip = torch.stack([zero, zero, zero, zero, zero, one])
-        row = torch.where(row.isfinite().all(), row, skip)
-        self._sums = row if self._sums is None else self._sums.to(row) + row
         self._updates += 1
+        if counts:
+            row = torch.where(row.isfinite().all(), row, skip)
+            self._sums = row if self._sums is None else self._sums.to(row) + row
 
     @property
     def sums(self) -> Tensor:
@@ -160,6 +163,7 @@ class EpochMeter:
         self.optimizer_steps = 0
         self.samples = 0
         self._samples_of_step = 0
+        self._whole = True  # the last step; another one on the same samples is as whole
         self._losses: Tensor | None = None  # the sum of loss x samples, and the samples behind it
         self._learning_rate: float | Tensor | None = None
         self._seconds = 0.0
@@ -203,8 +207,9 @@ class EpochMeter:
         """
         self.optimizer_steps += 1
         self._learning_rate = learning_rate
-        if self._samples_of_step >= full_step:
-            self.gradients.update(gradients, scale)
+        if self._samples_of_step:
+            self._whole = self._samples_of_step >= full_step
+        self.gradients.update(gradients, scale, counts=self._whole)
         self._samples_of_step = 0
 
     def loss(self, loss: Tensor, samples: int) -> None:

@@ -31,7 +31,7 @@ class EpochRecord:
         batch_size: Samples per optimizer step, over all ranks and accumulated micro-batches.
         micro_batch_size: Samples per forward pass on one device.
         accumulation: Micro-batches per optimizer step.
-        world_size: Number of ranks.
+        world_size: Number of ranks that draw samples of their own; those of a tensor-parallel group count once.
         optimizer_steps: Optimizer steps taken, the partial last one included.
         skipped_steps: Optimizer steps whose gradient was not finite and therefore not measured.
         samples: Samples trained on, over all ranks.

@@ -1,18 +1,24 @@
 """Pure functions on the gradients of one optimizer step. Nothing here waits for the device.
 
 Every function takes the gradient as the sequence of tensors that belong to the parameters, and reads it where
-it lies: no flattened copy is made. Tensors may be sparse, of half precision, and on several devices.
+it lies: no flattened copy is made. Tensors may be sparse, of half precision, and on several devices. They may be
+sharded over ranks (`torch.distributed.tensor.DTensor`, as under FSDP2 and tensor parallelism): then each rank reads
+its own part, the parts' sums are added by one all-reduce of one number, and every rank has to take part.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
 
 __all__ = ["component_count", "component_sum", "component_variance", "gradient_norm", "squared_norm"]
+
+_Sharding = tuple[Any, tuple[int, ...]]  # a device mesh, and its dimensions that split a tensor
+_WHOLE: _Sharding = (None, ())
 
 
 def component_count(gradients: Sequence[Tensor]) -> int:
@@ -145,8 +151,46 @@ def _sum_over_tensors(gradients: Sequence[Tensor], reduce: Callable[[list[Tensor
     if not gradients:
         raise ValueError("`gradients` must hold at least one tensor, got none.")
     device = gradients[0].device
-    totals = [reduce(group).to(device, non_blocking=True) for group in _groups(gradients)]
-    return totals[0] if len(totals) == 1 else torch.stack(totals).sum()
+    totals = [
+        _add_over_ranks(_add([reduce(group) for group in _groups(parts)], device), sharding)
+        for sharding, parts in _by_sharding(gradients).items()
+    ]
+    return _add(totals, device)
+
+
+def _add(totals: list[Tensor], device: torch.device) -> Tensor:
+    there = [total.to(device, non_blocking=True) for total in totals]
+    return there[0] if len(there) == 1 else torch.stack(there).sum()
+
+
+def _add_over_ranks(total: Tensor, sharding: _Sharding) -> Tensor:
+    mesh, split = sharding
+    if split and total.device.type != mesh.device_type:
+        total = total.to(mesh.device_type)  # gradients may be offloaded to where the ranks cannot talk
+    for dimension in split:
+        distributed.all_reduce(total, group=mesh.get_group(dimension))
+    return total
+
+
+def _by_sharding(gradients: Sequence[Tensor]) -> dict[_Sharding, list[Tensor]]:
+    """Returns this rank's parts of the gradients, by how they are sharded. Under FSDP2 all are alike."""
+    parts: dict[_Sharding, list[Tensor]] = defaultdict(list)
+    for gradient in gradients:
+        # By its type a plain tensor is told in no time, and `torch.distributed.tensor` need not be imported.
+        plain = type(gradient) is Tensor or not hasattr(gradient, "device_mesh")
+        sharding, part = (_WHOLE, gradient) if plain else _part(gradient)
+        parts[sharding].append(part)
+    return parts
+
+
+def _part(gradient: Any) -> tuple[_Sharding, Tensor]:
+    """Returns this rank's part of a `DTensor`, after how it is sharded."""
+    if any(placement.is_partial() for placement in gradient.placements):
+        return _WHOLE, gradient.full_tensor()  # its summands lie on several ranks: none of them knows a component
+    # A dimension that replicates adds nothing: each of its ranks holds the same components.
+    split = tuple(i for i, placement in enumerate(gradient.placements) if not placement.is_replicate())
+    sharding = (gradient.device_mesh, split) if split else _WHOLE
+    return sharding, gradient.to_local()
 
 
 def _groups(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -196,13 +196,13 @@ def run(
     trainer = trainer_of([*neighbours, scheduler, *neighbours_after, probe], root, **settings)
     loader_args = loader_args or {}
     if source == "module":
-        model = model or ModuleWithLoader(**loader_args)
+        model = ModuleWithLoader(**loader_args) if model is None else model
         trainer.fit(model, ckpt_path=ckpt_path)
     elif source == "datamodule":
-        model = model or Linear()
+        model = Linear() if model is None else model
         trainer.fit(model, datamodule=data or Data(**loader_args), ckpt_path=ckpt_path)
     else:
-        model = model or Linear()
+        model = Linear() if model is None else model
         if loaders is None:
             loaders = DataLoader(Samples(), batch_size=8, shuffle=True, **loader_args)
         trainer.fit(model, loaders, DataLoader(Samples(8), batch_size=8), ckpt_path=ckpt_path)
