@@ -249,9 +249,10 @@ class BatchSizeScheduler(Callback):
             # Lightning has divided the loss of automatic optimization for the accumulation.
             micro_batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._meter.loss(loss * micro_batches, self._samples)
-        if self._clock is not None and (stepped := (batch_idx + 1) // trainer.accumulate_grad_batches):
+        if self._clock is not None:
             # By the loader's count: what a batch holds may be no samples.
-            self._clock.advance(pl_module, stepped * self._running_batch_size, trainer.is_last_batch)
+            steps = (batch_idx + 1) // trainer.accumulate_grad_batches
+            self._clock.advance(pl_module, steps * self._running_batch_size, trainer.is_last_batch)
         if self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples:
             trainer.should_stop = True
 

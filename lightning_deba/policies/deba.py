@@ -132,7 +132,7 @@ class DEBA:
         _check("stability_threshold", self.stability_threshold, self.stability_threshold > 0, "positive")
         _check("growth", self.growth, 1 < self.growth < math.inf, "above 1, such as 1.5")
         _check("rollback", self.rollback, 0 < self.rollback < 1, "between 0 and 1, such as 0.8")
-        window_ok = self.window is None or self.window >= 2
+        window_ok = self.window is None or (isinstance(self.window, int) and self.window >= 2)
         _check("window", self.window, window_ok, "at least 2 epochs, or None for the full history")
         _check("cooldown", self.cooldown, self.cooldown >= 0, "0 or more epochs")
         _check("rule", self.rule, self.rule in ("calm", "noise"), '"calm" or "noise"')

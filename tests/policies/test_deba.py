@@ -247,7 +247,7 @@ BAD_ARGUMENTS = {
     "stability_threshold": [0, -0.3, float("nan")],
     "growth": [1, 0.5, -1.5, float("nan"), float("inf")],
     "rollback": [1, 1.2, 0, -0.8, float("nan")],
-    "window": [1, 0, -15],
+    "window": [1, 0, -15, 15.0],
     "cooldown": [-1, float("nan")],
     "rule": ["Calm", "noisy", "", None],
 }

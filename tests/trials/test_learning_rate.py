@@ -186,3 +186,18 @@ def test_what_cannot_be_is_refused(tmp_path):
 
 def test_the_reference_has_two_groups():
     assert len(new_optimizer().param_groups) == 2
+
+
+def test_an_epoch_of_one_partial_step_is_a_step_of_the_schedule(tmp_path):
+    class Decaying(Linear):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * 0
+
+    model = Decaying()
+    run({}, tmp_path, model=model, accumulate_grad_batches=16)  # an epoch has 8 micro-batches
+    assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
