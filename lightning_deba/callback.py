@@ -13,8 +13,6 @@ import rich
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
-from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
@@ -22,6 +20,15 @@ from torch.optim import Optimizer
 
 from lightning_deba import actuators
 from lightning_deba.actuators import BatchSizeActuator
+from lightning_deba.checks import (
+    check_arguments,
+    check_coupling,
+    check_data,
+    check_first_batch,
+    check_neighbours,
+    check_optimizer,
+    warn_of_what_is_missing,
+)
 from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, scaling_rule
 from lightning_deba.limits import Limits, grant
 from lightning_deba.meter import EpochMeter
@@ -89,8 +96,8 @@ class BatchSizeScheduler(Callback):
         max_samples: int | None = None,
         optimizer_index: int = 0,
     ) -> None:
-        _check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
-        _check_coupling(schedule_by, max_samples)
+        check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
+        check_coupling(schedule_by, max_samples)
         if optimizer_index < 0:
             raise ValueError(f"`optimizer_index` must be 0 or more, got {optimizer_index}.")
         self.preset = match_preset(preset) if isinstance(preset, str) else preset
@@ -131,7 +138,7 @@ class BatchSizeScheduler(Callback):
         if stage != "fit":
             return
         actuators.check_lightning(trainer)
-        _check_neighbours(trainer)
+        check_neighbours(trainer)
         if trainer.current_epoch == 0:
             self._begin_anew()
         self._policy = self.policy or self._find_preset(pl_module).policy
@@ -160,7 +167,7 @@ class BatchSizeScheduler(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
-        _check_optimizer(trainer, self.optimizer_index)
+        check_optimizer(trainer, self.optimizer_index)
         actuators.check_ranks_agree(trainer, self._acting)
         found = self._acting.batch_size(trainer)
         if self._batch_size is None:
@@ -170,7 +177,7 @@ class BatchSizeScheduler(Callback):
         if self.history or self._meter.optimizer_steps:
             self._resume(trainer)
         limits = self._limits(trainer)
-        _check_data(limits)
+        check_data(limits)
         self._counts_samples = limits.loaders[0].counts_samples
         if actuators.is_compiled(pl_module):
             rank_zero_info(_COMPILED)
@@ -222,7 +229,7 @@ class BatchSizeScheduler(Callback):
         self._meter.count(self._samples)
         if batch_idx == 0:
             if self._counts_samples:
-                _check_first_batch(self._samples, micro, self._limits(trainer))
+                check_first_batch(self._samples, micro, self._limits(trainer))
             pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
@@ -294,7 +301,7 @@ class BatchSizeScheduler(Callback):
         if self._clock is not None:
             self._clock.ticks = 0
         if not self.history:
-            self._warn_of_what_is_missing(record)
+            warn_of_what_is_missing(record, self.optimizer_index)
         self.history.append(record)
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
@@ -325,21 +332,6 @@ class BatchSizeScheduler(Callback):
             limits=limits,
             signals=decision.signals,
         )
-
-    def _warn_of_what_is_missing(self, record: EpochRecord) -> None:
-        """Speaks up after the first epoch, before a whole run goes by without a signal."""
-        if not record.optimizer_steps:
-            rank_zero_warn(
-                f"No step of optimizer {self.optimizer_index} was seen in epoch {record.epoch}, so no gradient was "
-                "measured. Under manual optimization, step what `self.optimizers()` returns: Lightning hides the steps "
-                "of `use_pl_optimizer=False` from callbacks. `optimizer_index` names another optimizer."
-            )
-        if record.loss is None:
-            rank_zero_warn(
-                f"The loss of epoch {record.epoch} was not measured, since `training_step` returned neither it nor a "
-                'dict with "loss". Return it, under manual optimization as well: a policy that needs the loss, such as '
-                "DEBA, holds without it."
-            )
 
     def _metrics(self) -> dict[str, float]:
         record, decided = self.history[-1], self.decisions[-1]
@@ -482,81 +474,11 @@ def _parameters(policy: Any) -> dict[str, Any]:
     return parameters
 
 
-def _check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int) -> None:
-    if policy is not None and preset is not None:
-        raise ValueError("`policy` and `preset` were both given; a preset is a policy with a name: give one.")
-    if policy is not None and (isinstance(policy, type) or not callable(policy)):
-        raise TypeError(
-            f"`policy` must be a callable `history -> Decision` such as `DEBA()`, got {policy!r}. "
-            "A model's name goes to `preset`."
-        )
-    if not 1 <= minimum <= maximum:
-        raise ValueError(f"`min_batch_size` must be from 1 to `max_batch_size`, got {minimum} and {maximum}.")
-    if not 1 <= multiple_of <= maximum:
-        raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
-
-
-def _check_coupling(schedule_by: str, max_samples: int | None) -> None:
-    if schedule_by not in ("samples", "steps"):
-        raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
-    if max_samples is not None and max_samples < 1:
-        raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
-
-
-def _check_neighbours(trainer: Trainer) -> None:
-    """Refuses whoever changes the batch size or the accumulation as well."""
-    remedies = {
-        BatchSizeFinder: "it ends a fit's epochs early when it runs inside one. Use "
-        "`Tuner(Trainer()).scale_batch_size` before `fit`, or leave it out",
-        GradientAccumulationScheduler: "it sets the accumulation, which is part of the batch size, at every epoch. "
-        "Leave it out, and give its schedule as a policy",
-    }
-    for other in getattr(trainer, "callbacks", []):
-        for kind, remedy in remedies.items():
-            if isinstance(other, kind):
-                raise MisconfigurationException(
-                    f"`BatchSizeScheduler` cannot work beside `{type(other).__name__}`: {remedy}."
-                )
-    if isinstance(trainer.strategy, DeepSpeedStrategy):
-        raise MisconfigurationException(
-            "`BatchSizeScheduler` cannot work under the DeepSpeed strategy, whose engine fixes the batch size when "
-            'it is built. Use `strategy="ddp"` or `ModelParallelStrategy`.'
-        )
-
-
 _COMPILED = (
     "The model is compiled, and a new batch size is a new shape for it. With `dynamic` left at its default, or True, "
     "`torch.compile` compiles once more at the first change and never again; with `dynamic=False`, once for each "
     "size: `multiple_of` keeps the sizes few."
 )
-
-
-def _check_optimizer(trainer: Trainer, index: int) -> None:
-    count = len(trainer.optimizers)
-    if index >= count:
-        raise MisconfigurationException(
-            f"`optimizer_index` is {index}, and `configure_optimizers` has returned {count} optimizer(s). "
-            f"Give a number from 0 to {count - 1}."
-        )
-
-
-def _check_data(limits: Limits) -> None:
-    samples = [int(dl.samples * limits.world_size / dl.ratio) for dl in limits.loaders if dl.samples is not None]
-    if samples and min(samples) < limits.minimum:
-        raise MisconfigurationException(
-            f"`min_batch_size` is {limits.minimum}, and the data set has {min(samples)} samples: no batch size is "
-            f"feasible. Give `min_batch_size={max(1, min(samples) // 4)}`, or more data."
-        )
-
-
-def _check_first_batch(samples: int, micro: int, limits: Limits) -> None:
-    """Warns where an epoch's first batch is not what the loader said: a batch sampler that does not obey."""
-    whole = limits.loaders[0].samples
-    if samples != micro and (whole is None or samples < min(micro, whole)):
-        rank_zero_warn(
-            f"The epoch's first batch has {samples} samples, and the loader's batch size is {micro}: the loader does "
-            "not use it, or the batch's first dimension is not that of the samples."
-        )
 
 
 def _samples_in(batch: Any, expected: int) -> int:

@@ -70,17 +70,28 @@ def test_the_signals_are_those_of_the_formulas(history, window):
     assert signals(history, window) == pytest.approx(slow_signals(history, window), rel=1e-12)
 
 
-@given(histories(), st.floats(1e-6, 1e6))
-def test_scaling_all_gradients_changes_nothing(history, k):
-    scaled = [
+def scaled_by(k, history):
+    return [
         replace(r, gradient_norm=k * r.gradient_norm, component_variance=k**2 * r.component_variance) for r in history
     ]
-    found = signals(history)
+
+
+@given(histories(), st.floats(1e-6, 1e6))
+def test_scaling_all_gradients_changes_neither_signals_nor_size(history, k):
+    scaled, found = scaled_by(k, history), signals(history)
     assert signals(scaled) == pytest.approx(found, rel=1e-9, abs=1e-9)
     policy = DEBA(confidence_threshold=1.05, cooldown=2)
     assume(abs(found.confidence - 1.05) > 1e-6)
     assume(abs(found.gradient_norm_variation - 0.3) > 1e-6)
-    assert policy(scaled) == policy(history)
+    decided, expected = policy(scaled), policy(history)
+    assert decided.batch_size == expected.batch_size
+    assert decided.reason.split(":")[0] == expected.reason.split(":")[0]
+
+
+@given(histories(), st.integers(-20, 20))
+def test_scaling_without_rounding_changes_no_digit_of_the_reason(history, power):
+    policy = DEBA(confidence_threshold=1.05, cooldown=2)
+    assert policy(scaled_by(2.0**power, history)) == policy(history)
 
 
 @given(histories(min_size=3))

@@ -1,0 +1,104 @@
+"""What the scheduler refuses, with the remedy, and what it warns of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+
+from lightning_deba.limits import Limits
+from lightning_deba.records import EpochRecord
+
+
+def check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int) -> None:
+    """Refuses arguments that cannot be right."""
+    if policy is not None and preset is not None:
+        raise ValueError("`policy` and `preset` were both given; a preset is a policy with a name: give one.")
+    if policy is not None and (isinstance(policy, type) or not callable(policy)):
+        raise TypeError(
+            f"`policy` must be a callable `history -> Decision` such as `DEBA()`, got {policy!r}. "
+            "A model's name goes to `preset`."
+        )
+    if not 1 <= minimum <= maximum:
+        raise ValueError(f"`min_batch_size` must be from 1 to `max_batch_size`, got {minimum} and {maximum}.")
+    if not 1 <= multiple_of <= maximum:
+        raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
+
+
+def check_coupling(schedule_by: str, max_samples: int | None) -> None:
+    """Refuses settings of schedule and budget that cannot be right."""
+    if schedule_by not in ("samples", "steps"):
+        raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
+    if max_samples is not None and max_samples < 1:
+        raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
+
+
+def check_neighbours(trainer: Trainer) -> None:
+    """Refuses whoever changes the batch size or the accumulation as well."""
+    remedies = {
+        BatchSizeFinder: "it ends a fit's epochs early when it runs inside one. Use "
+        "`Tuner(Trainer()).scale_batch_size` before `fit`, or leave it out",
+        GradientAccumulationScheduler: "it sets the accumulation, which is part of the batch size, at every epoch. "
+        "Leave it out, and give its schedule as a policy",
+    }
+    for other in getattr(trainer, "callbacks", []):
+        for kind, remedy in remedies.items():
+            if isinstance(other, kind):
+                raise MisconfigurationException(
+                    f"`BatchSizeScheduler` cannot work beside `{type(other).__name__}`: {remedy}."
+                )
+    if isinstance(trainer.strategy, DeepSpeedStrategy):
+        raise MisconfigurationException(
+            "`BatchSizeScheduler` cannot work under the DeepSpeed strategy, whose engine fixes the batch size when "
+            'it is built. Use `strategy="ddp"` or `ModelParallelStrategy`.'
+        )
+
+
+def check_optimizer(trainer: Trainer, index: int) -> None:
+    """Refuses the number of an optimizer that is not there."""
+    count = len(trainer.optimizers)
+    if index >= count:
+        raise MisconfigurationException(
+            f"`optimizer_index` is {index}, and `configure_optimizers` has returned {count} optimizer(s). "
+            f"Give a number from 0 to {count - 1}."
+        )
+
+
+def check_data(limits: Limits) -> None:
+    """Refuses a data set that is smaller than the smallest batch size."""
+    samples = [int(dl.samples * limits.world_size / dl.ratio) for dl in limits.loaders if dl.samples is not None]
+    if samples and min(samples) < limits.minimum:
+        raise MisconfigurationException(
+            f"`min_batch_size` is {limits.minimum}, and the data set has {min(samples)} samples: no batch size is "
+            f"feasible. Give `min_batch_size={max(1, min(samples) // 4)}`, or more data."
+        )
+
+
+def check_first_batch(samples: int, micro: int, limits: Limits) -> None:
+    """Warns where an epoch's first batch is not what the loader said: a batch sampler that does not obey."""
+    whole = limits.loaders[0].samples
+    if samples != micro and (whole is None or samples < min(micro, whole)):
+        rank_zero_warn(
+            f"The epoch's first batch has {samples} samples, and the loader's batch size is {micro}: the loader does "
+            "not use it, or the batch's first dimension is not that of the samples."
+        )
+
+
+def warn_of_what_is_missing(record: EpochRecord, optimizer_index: int) -> None:
+    """Speaks up after the first epoch, before a whole run goes by without a signal."""
+    if not record.optimizer_steps:
+        rank_zero_warn(
+            f"No step of optimizer {optimizer_index} was seen in epoch {record.epoch}, so no gradient was "
+            "measured. Under manual optimization, step what `self.optimizers()` returns: Lightning hides the steps "
+            "of `use_pl_optimizer=False` from callbacks. `optimizer_index` names another optimizer."
+        )
+    if record.loss is None:
+        rank_zero_warn(
+            f"The loss of epoch {record.epoch} was not measured, since `training_step` returned neither it nor a "
+            'dict with "loss". Return it, under manual optimization as well: a policy that needs the loss, such as '
+            "DEBA, holds without it."
+        )
