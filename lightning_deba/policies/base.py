@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from lightning_deba.records import Decision, History
+from lightning_deba.records import Decision, EpochRecord, History
 
 
 @runtime_checkable
@@ -88,3 +89,61 @@ def epochs_at_batch_size(history: History) -> int:
             break
         count += 1
     return count
+
+
+def cooling(history: History, cooldown: int) -> str:
+    """Says that the present batch size has not been kept for long enough; empty where it has.
+
+    Example:
+        >>> from lightning_deba import EpochRecord
+        >>> cooling([EpochRecord(0, 32, 32), EpochRecord(1, 48, 48)], cooldown=2)
+        'hold in the cooldown (1 of 2 epochs at 48)'
+    """
+    waited = epochs_at_batch_size(history)
+    if waited >= cooldown:
+        return ""
+    return f"hold in the cooldown ({waited} of {cooldown} epochs at {history[-1].batch_size})"
+
+
+def scaled(batch_size: int, factor: float) -> int:
+    """Multiplies a batch size: a factor other than 1 moves it by a sample at least, and never below 1.
+
+    Example:
+        >>> scaled(2, 1.1), scaled(100, 1.1), scaled(2, 0.9), scaled(1, 0.9)
+        (3, 110, 1, 1)
+    """
+    if factor > 1:
+        return max(batch_size + 1, round(batch_size * factor))
+    return max(1, min(batch_size - 1, round(batch_size * factor))) if factor < 1 else batch_size
+
+
+def measured(record: EpochRecord, *names: str) -> tuple[float, ...] | str:
+    """Returns what was measured under these names, or a sentence on the first that is no finite number.
+
+    Example:
+        >>> from lightning_deba import EpochRecord
+        >>> measured(EpochRecord(3, 32, 32, loss=0.5), "loss"), measured(EpochRecord(3, 32, 32), "gradient_norm")
+        ((0.5,), 'the gradient norm of epoch 3 was not measured')
+    """
+    values = tuple(getattr(record, name) for name in names)
+    for name, value in zip(names, values, strict=True):
+        if value is None:
+            return f"the {name.replace('_', ' ')} of epoch {record.epoch} was not measured"
+        if not math.isfinite(value):
+            return f"the {name.replace('_', ' ')} of epoch {record.epoch} is {value}"
+    return values
+
+
+def check(policy: object, name: str, holds: bool, expected: str) -> None:
+    """Refuses an argument that makes no rule.
+
+    Raises:
+        ValueError: If `holds` is false: names the argument, what was expected and what came.
+    """
+    if not holds:
+        raise ValueError(f"`{name}` of {type(policy).__name__} must be {expected}, got {getattr(policy, name)!r}.")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Tells whether a value is a whole number of at least `least`."""
+    return isinstance(value, int) and value >= least

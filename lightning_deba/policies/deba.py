@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
 
-from lightning_deba.policies.base import epochs_at_batch_size
-from lightning_deba.records import Decision, EpochRecord, History
+from lightning_deba.policies.base import check, cooling, is_whole, measured, scaled
+from lightning_deba.records import Decision, History
 
 
 class Signals(NamedTuple):
@@ -54,7 +54,8 @@ def signals(history: History, window: int | None = 15) -> Signals | str:
     """
     if len(history) < 2:
         return "a variation needs two epochs, and there is one"
-    before, now = _measured(history[-2]), _measured(history[-1])
+    names = ("component_variance", "gradient_norm", "loss")
+    before, now = measured(history[-2], *names), measured(history[-1], *names)
     if isinstance(before, str):
         return before
     if isinstance(now, str):
@@ -128,14 +129,14 @@ class DEBA:
     rule: Literal["calm", "noise"] = "calm"
 
     def __post_init__(self) -> None:
-        _check("confidence_threshold", self.confidence_threshold, self.confidence_threshold > 0, "positive")
-        _check("stability_threshold", self.stability_threshold, self.stability_threshold > 0, "positive")
-        _check("growth", self.growth, 1 < self.growth < math.inf, "above 1, such as 1.5")
-        _check("rollback", self.rollback, 0 < self.rollback < 1, "between 0 and 1, such as 0.8")
-        window_ok = self.window is None or (isinstance(self.window, int) and self.window >= 2)
-        _check("window", self.window, window_ok, "at least 2 epochs, or None for the full history")
-        _check("cooldown", self.cooldown, self.cooldown >= 0, "0 or more epochs")
-        _check("rule", self.rule, self.rule in ("calm", "noise"), '"calm" or "noise"')
+        check(self, "confidence_threshold", self.confidence_threshold > 0, "positive")
+        check(self, "stability_threshold", self.stability_threshold > 0, "positive")
+        check(self, "growth", 1 < self.growth < math.inf, "above 1, such as 1.5")
+        check(self, "rollback", 0 < self.rollback < 1, "between 0 and 1, such as 0.8")
+        window_ok = self.window is None or is_whole(self.window, 2)
+        check(self, "window", window_ok, "at least 2 epochs, or None for the full history")
+        check(self, "cooldown", self.cooldown >= 0, "0 or more epochs")
+        check(self, "rule", self.rule in ("calm", "noise"), '"calm" or "noise"')
 
     def __call__(self, history: History, /) -> Decision:
         """Decides the batch size of the next epoch."""
@@ -148,7 +149,6 @@ class DEBA:
         stable_gradients = found.gradient_norm_variation < self.stability_threshold
         stable_loss = found.loss_variation < self.stability_threshold
         stable = stable_gradients and stable_loss
-        waited = epochs_at_batch_size(history)
         favourable = noisy if self.rule == "noise" else not noisy
 
         evidence = (
@@ -158,33 +158,17 @@ class DEBA:
             f"loss variation {found.loss_variation:.3f} "
             f"{'<' if stable_loss else '>='} {self.stability_threshold:g}"
         )
-        if waited < self.cooldown:
-            proposed, verb = size, f"hold in the cooldown ({waited} of {self.cooldown} epochs at {size})"
+        if waiting := cooling(history, self.cooldown):
+            proposed, verb = size, waiting
         elif favourable and stable:
-            proposed, verb = max(size + 1, round(size * self.growth)), "increase"
+            proposed, verb = scaled(size, self.growth), "increase"
         elif not favourable and not stable:
-            proposed, verb = max(1, min(size - 1, round(size * self.rollback))), "rollback"
+            proposed, verb = scaled(size, self.rollback), "rollback"
         else:
             proposed, verb = size, "hold, the evidence disagrees"
         return Decision(proposed, f"{verb}: {evidence}", found._asdict())
 
 
-def _measured(record: EpochRecord) -> tuple[float, float, float] | str:
-    """Returns component variance, gradient norm and loss, or a sentence on which is no finite number."""
-    values = (record.component_variance, record.gradient_norm, record.loss)
-    for name, value in zip(("component variance", "gradient norm", "loss"), values, strict=True):
-        if value is None:
-            return f"the {name} of epoch {record.epoch} was not measured"
-        if not math.isfinite(value):
-            return f"the {name} of epoch {record.epoch} is {value}"
-    return values  # type: ignore[return-value]  # none of them is None
-
-
 def _ratio(part: float, whole: float) -> float:
     """Divides, the divisor being kept from zero by the smallest normal float."""
     return part / max(whole, sys.float_info.min)
-
-
-def _check(name: str, value: object, holds: bool, expected: str) -> None:
-    if not holds:
-        raise ValueError(f"`{name}` of DEBA must be {expected}, got {value!r}.")
