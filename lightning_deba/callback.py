@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal
 
 import rich
@@ -18,19 +19,23 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_deba import actuators
-from lightning_deba.actuators import BatchSizeActuator
+from lightning_deba import actuators, memory
+from lightning_deba.accumulation import SampleMean
+from lightning_deba.actuators import BatchSizeActuator, ReloadActuator
 from lightning_deba.checks import (
+    check_accumulation,
     check_arguments,
     check_coupling,
     check_data,
     check_first_batch,
     check_neighbours,
     check_optimizer,
+    is_tuning,
     warn_of_what_is_missing,
 )
 from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, scaling_rule
-from lightning_deba.limits import Limits, grant
+from lightning_deba.limits import Limits, accumulation_for, grant
+from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
 from lightning_deba.policies import BatchSizePolicy
 from lightning_deba.presets import Preset, match_preset, preset_for
@@ -56,6 +61,9 @@ class BatchSizeScheduler(Callback):
         min_batch_size: Smallest batch size to go to, in samples per optimizer step over all ranks.
         max_batch_size: Largest batch size to go to, likewise.
         multiple_of: Batch sizes to go to are multiples of this.
+        max_micro_batch_size: Largest micro-batch size, in samples per forward pass on one device. A larger batch
+            size is made by accumulation, its gradient being the mean over its samples. Left out, it is forecast on
+            CUDA from the memory that training has used, and elsewhere there is none.
         dry_run: Decides and logs, and changes nothing.
         lr_scaling: How the learning rate follows the batch size: "none" as in the paper, "linear", "sqrt", or a
             function from the ratio to the first batch size to a factor. See `learning_rate.ScaledSteps`.
@@ -73,6 +81,7 @@ class BatchSizeScheduler(Callback):
     Attributes:
         history: The records, one an epoch.
         decisions: The grants, one an epoch: proposed and granted size, and the reasons.
+        out_of_memory: How to go on, after a fit that has run out of memory; else ``None``.
 
     Example:
         >>> from lightning_deba import DEBA, BatchSizeScheduler
@@ -89,6 +98,7 @@ class BatchSizeScheduler(Callback):
         min_batch_size: int = 16,
         max_batch_size: int = 2048,
         multiple_of: int = 1,
+        max_micro_batch_size: int | None = None,
         dry_run: bool = False,
         lr_scaling: LRScaling = "none",
         scale_beta2: bool = False,
@@ -96,7 +106,7 @@ class BatchSizeScheduler(Callback):
         max_samples: int | None = None,
         optimizer_index: int = 0,
     ) -> None:
-        check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of)
+        check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of, max_micro_batch_size)
         check_coupling(schedule_by, max_samples)
         if optimizer_index < 0:
             raise ValueError(f"`optimizer_index` must be 0 or more, got {optimizer_index}.")
@@ -106,14 +116,17 @@ class BatchSizeScheduler(Callback):
         self.min_batch_size = min_batch_size
         self.max_batch_size = max_batch_size
         self.multiple_of = multiple_of
+        self.max_micro_batch_size = max_micro_batch_size
         self.dry_run = dry_run
         self.lr_scaling = lr_scaling
         self.scale_beta2 = scale_beta2
         self.schedule_by = schedule_by
         self.max_samples = max_samples
         self.optimizer_index = optimizer_index
+        self.out_of_memory: OutOfMemory | None = None
         self._scaling = scaling_rule(lr_scaling)
         self._meter = EpochMeter()
+        self._sample_mean = SampleMean()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -129,23 +142,31 @@ class BatchSizeScheduler(Callback):
         self._scaled_steps: ScaledSteps | None = None
         self._clock: SampleClock | None = None
         self._clock_state: dict[str, Any] | None = None  # of a checkpoint, until there is a clock
+        self._accumulation = 1  # what the user has set
+        self._running_accumulation: int | None = None  # as `_batch_size`
+        self._memory: MemoryWatch | None = None
+        self._forecast: int | None = None  # of the largest micro-batch size
         self._meter.reset()
 
     # Before the first batch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses what cannot work, and finds the preset and the actuator."""
-        if stage != "fit":
+        if stage != "fit" or is_tuning(trainer):
             return
         actuators.check_lightning(trainer)
         check_neighbours(trainer)
         if trainer.current_epoch == 0:
             self._begin_anew()
+        self.out_of_memory = None
+        self._accumulation = trainer.accumulate_grad_batches
         self._policy = self.policy or self._find_preset(pl_module).policy
         self._actuator = (
             actuators.choose_actuator(self.actuator, trainer) if isinstance(self.actuator, str) else self.actuator
         )
         self._actuator.check(trainer)
+        if self._batch_size is None and self._cap is not None and isinstance(self._actuator, ReloadActuator):
+            self._batch_size = self._actuator.owned_batch_size(trainer)
         if self._batch_size is not None:
             self._set_before_loading(trainer, self._batch_size)
 
@@ -162,20 +183,25 @@ class BatchSizeScheduler(Callback):
             self._set_before_loading(trainer, state["batch_size"])
 
     def _set_before_loading(self, trainer: Trainer, batch_size: int) -> None:
+        trainer.accumulate_grad_batches = self._accumulation_for(trainer, batch_size)
         name = getattr(self._actuator, "batch_arg_name", "batch_size")
         actuators.set_before_loading(trainer, name, batch_size)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
         check_optimizer(trainer, self.optimizer_index)
+        check_accumulation(trainer, pl_module.automatic_optimization, self.max_micro_batch_size)
         actuators.check_ranks_agree(trainer, self._acting)
         found = self._acting.batch_size(trainer)
         if self._batch_size is None:
             self._batch_size = found
+        accumulation = self._running_accumulation  # of a checkpoint
+        self._split(trainer, self._batch_size)
         self._acting.settle(trainer, self._batch_size)
         self._couple(trainer, pl_module)
         if self.history or self._meter.optimizer_steps:
-            self._resume(trainer)
+            self._resume(trainer, accumulation)
+        self._watch_memory(pl_module)
         limits = self._limits(trainer)
         check_data(limits)
         self._counts_samples = limits.loaders[0].counts_samples
@@ -183,6 +209,23 @@ class BatchSizeScheduler(Callback):
             rank_zero_info(_COMPILED)
         self._begin_files(trainer, pl_module)
         self._meter.start()
+
+    def _accumulation_for(self, trainer: Trainer, batch_size: int) -> int:
+        return accumulation_for(batch_size, actuators.data_ranks(trainer), self._accumulation, self._cap)
+
+    def _split(self, trainer: Trainer, batch_size: int) -> None:
+        """Sets how many micro-batches make an optimizer step."""
+        micro_batches = self._running_accumulation = self._accumulation_for(trainer, batch_size)
+        if micro_batches != trainer.accumulate_grad_batches:
+            trainer.accumulate_grad_batches = micro_batches
+            size = actuators.micro_batch_size(trainer, batch_size)
+            rank_zero_info(f"A step of {batch_size} samples takes {micro_batches} micro-batches of {size} on a device.")
+
+    def _watch_memory(self, pl_module: LightningModule) -> None:
+        reader = memory.reader_for(pl_module.device)
+        if self.max_micro_batch_size is None and reader is not None and pl_module.automatic_optimization:
+            self._memory = MemoryWatch(reader)
+            self._memory.start()
 
     def _couple(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets the learning rate and its schedule follow the batch size."""
@@ -200,8 +243,11 @@ class BatchSizeScheduler(Callback):
             if self._clock_state is not None:
                 self._clock.load_state_dict(self._clock_state)
 
-    def _resume(self, trainer: Trainer) -> None:
-        """Takes the decision of an epoch whose last batch was saved, and whose end was not."""
+    def _resume(self, trainer: Trainer, accumulation: int | None) -> None:
+        """Goes on inside an epoch, or takes the decision of one whose last batch was saved, and whose end was not."""
+        if accumulation is not None and trainer.lightning_module.automatic_optimization:
+            actuators.go_on_by_steps(trainer, accumulation)
+            self._meter.begin_step_again()
         if self._meter.samples and trainer.current_epoch > len(self.history):
             self._close_epoch(trainer, trainer.current_epoch - 1)
             actuators.reload_if_requested(trainer)
@@ -216,7 +262,13 @@ class BatchSizeScheduler(Callback):
         actuators.check_ranks_agree(trainer, self._acting)
         if self._scaled_steps is not None:
             self._scaled_steps.ratio = self._ratio
+        self._sample_mean.reset()
+        self._start()
+
+    def _start(self) -> None:
         self._meter.start()
+        if self._memory is not None:
+            self._memory.start()
 
     # Measuring
 
@@ -232,12 +284,23 @@ class BatchSizeScheduler(Callback):
                 check_first_batch(self._samples, micro, self._limits(trainer))
             pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
 
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """Weighs a micro-batch by its samples."""
+        if self._accumulates(trainer, pl_module):
+            self._sample_mean.weigh(loss, self._samples)
+
+    def _accumulates(self, trainer: Trainer, pl_module: LightningModule) -> bool:
+        """Whether several micro-batches of samples make a step; a batch in tokens is no matter of samples."""
+        return self._counts_samples and pl_module.automatic_optimization and trainer.accumulate_grad_batches > 1
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         """Measures the gradient: accumulated, averaged over ranks, unscaled and not yet clipped."""
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        if self._accumulates(trainer, pl_module):
+            self._sample_mean.close(gradients, trainer.accumulate_grad_batches)
         if optimizer is not trainer.optimizers[self.optimizer_index] or trainer.global_step == self._step:
             return  # another one's step, or one that looks at its gradient again before it is done, as LBFGS does
         self._step = trainer.global_step
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         self._meter.step(
             gradients,
             full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._counts_samples else 0,
@@ -275,11 +338,13 @@ class BatchSizeScheduler(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the time."""
         self._meter.pause()
+        if self._memory is not None:
+            self._memory.pause()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets the time run again."""
         if not trainer.sanity_checking:
-            self._meter.start()
+            self._start()
 
     # Deciding and acting
 
@@ -296,6 +361,10 @@ class BatchSizeScheduler(Callback):
 
     def _close_epoch(self, trainer: Trainer, epoch: int) -> None:
         """Turns what was measured into a record, a decision, and a request to the actuator."""
+        if self._memory is not None:
+            fits = self._memory.forecast(actuators.micro_batch_size(trainer, self._running_batch_size))
+            smallest = actuators.smallest_over_ranks(trainer, math.inf if fits is None else fits)
+            self._forecast = None if math.isinf(smallest) else int(smallest)
         record, decided = trainer.strategy.broadcast(self._decide(trainer, epoch), src=0)
         self._meter.reset()
         if self._clock is not None:
@@ -306,6 +375,8 @@ class BatchSizeScheduler(Callback):
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
             rank_zero_info(f"Epoch {epoch}: batch size {record.batch_size} -> {_in_words(decided)}")
+        self._split(trainer, decided.batch_size)
+        if (decided.batch_size, trainer.accumulate_grad_batches) != (record.batch_size, record.accumulation):
             self._acting.request(trainer, decided.batch_size)
         self._batch_size = decided.batch_size
 
@@ -366,8 +437,23 @@ class BatchSizeScheduler(Callback):
             rank_zero_info(f"Report: {report.write_report([writer.directory])}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Leaves the Trainer as it was."""
+        """Leaves the Trainer as it was; of a run that is out of memory, a checkpoint to go on from."""
+        if self._actuator is not None and self._batch_size is not None and memory.is_out_of_memory(exception):
+            self._save_what_is_there(trainer, pl_module)
         self._release(trainer)
+
+    def _save_what_is_there(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Saves a run that is out of memory, and says how to go on."""
+        micro = actuators.micro_batch_size(trainer, self._running_batch_size)
+        if micro == 1 or not pl_module.automatic_optimization:
+            rank_zero_warn(f"Out of memory with {micro} samples in a forward pass. `max_batch_size` bounds them.")
+            return
+        path = None
+        if trainer.world_size == 1:  # the other ranks may be waiting in a collective call, and never come to this one
+            path = Path(trainer.log_dir or trainer.default_root_dir) / "out_of_memory.ckpt"
+            trainer.save_checkpoint(path)
+        self.out_of_memory = OutOfMemory(micro // 2, path)
+        rank_zero_warn(f"Out of memory with {micro} samples in a forward pass. {self.out_of_memory.advice}")
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves the Trainer as it was."""
@@ -376,13 +462,14 @@ class BatchSizeScheduler(Callback):
 
     def _release(self, trainer: Trainer) -> None:
         if self._actuator is not None:
+            trainer.accumulate_grad_batches = self._accumulation
             self._actuator.release(trainer)
         if self._scaled_steps is not None:
             self._scaled_steps.remove()
         if self._clock is not None:
             self._clock_state = self._clock.state_dict()
             self._clock.remove()
-        self._scaled_steps = self._clock = None
+        self._scaled_steps = self._clock = self._memory = None
 
     # State
 
@@ -395,6 +482,7 @@ class BatchSizeScheduler(Callback):
             "decisions": to_columns(self.decisions),
             "meter": self._meter.state_dict(),
             "clock": self._clock_state if self._clock is None else self._clock.state_dict(),
+            "accumulation": self._running_accumulation,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -413,6 +501,7 @@ class BatchSizeScheduler(Callback):
         self._batch_size = state_dict["batch_size"]
         self._meter.load_state_dict(state_dict["meter"])
         self._clock_state = state_dict["clock"]
+        self._running_accumulation = state_dict.get("accumulation")
 
     # What the hooks share
 
@@ -435,8 +524,18 @@ class BatchSizeScheduler(Callback):
         return self._running_batch_size / self._first_batch_size
 
     def _limits(self, trainer: Trainer) -> Limits:
-        loaders = self._acting.limits(trainer)
-        return actuators.limits_of(trainer, loaders, self.min_batch_size, self.max_batch_size, self.multiple_of)
+        bounds = Limits(
+            self.min_batch_size,
+            self.max_batch_size,
+            self.multiple_of,
+            accumulation=self._accumulation,
+            max_micro_batch_size=self._cap,
+        )
+        return actuators.limits_of(trainer, self._acting.limits(trainer), bounds)
+
+    @property
+    def _cap(self) -> int | None:
+        return self._forecast if self.max_micro_batch_size is None else self.max_micro_batch_size
 
     def _begin_files(self, trainer: Trainer, pl_module: LightningModule) -> None:
         directory = trainer.log_dir  # broadcasts: every rank has to ask
@@ -461,6 +560,7 @@ class BatchSizeScheduler(Callback):
             "min_batch_size": self.min_batch_size,
             "max_batch_size": self.max_batch_size,
             "multiple_of": self.multiple_of,
+            "max_micro_batch_size": self.max_micro_batch_size,
             "dry_run": self.dry_run,
             "versions": {name: version(name) for name in ("lightning-deba", "lightning", "torch")},
         }

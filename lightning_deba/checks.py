@@ -6,15 +6,18 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from torch.optim import LBFGS
 
 from lightning_deba.limits import Limits
 from lightning_deba.records import EpochRecord
 
 
-def check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int) -> None:
+def check_arguments(
+    policy: Any, preset: Any, minimum: int, maximum: int, multiple_of: int, max_micro_batch_size: int | None
+) -> None:
     """Refuses arguments that cannot be right."""
     if policy is not None and preset is not None:
         raise ValueError("`policy` and `preset` were both given; a preset is a policy with a name: give one.")
@@ -27,6 +30,8 @@ def check_arguments(policy: Any, preset: Any, minimum: int, maximum: int, multip
         raise ValueError(f"`min_batch_size` must be from 1 to `max_batch_size`, got {minimum} and {maximum}.")
     if not 1 <= multiple_of <= maximum:
         raise ValueError(f"`multiple_of` must be from 1 to `max_batch_size` ({maximum}), got {multiple_of}.")
+    if max_micro_batch_size is not None and max_micro_batch_size < 1:
+        raise ValueError(f"`max_micro_batch_size` must be at least 1 sample, got {max_micro_batch_size}.")
 
 
 def check_coupling(schedule_by: str, max_samples: int | None) -> None:
@@ -35,6 +40,28 @@ def check_coupling(schedule_by: str, max_samples: int | None) -> None:
         raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
+
+
+def is_tuning(trainer: Trainer) -> bool:
+    """Whether this is no fit but a search by Lightning's `Tuner`, which leaves before the first epoch."""
+    finders = [c for c in getattr(trainer, "callbacks", []) if isinstance(c, BatchSizeFinder | LearningRateFinder)]
+    return any(finder._early_exit for finder in finders)
+
+
+def check_accumulation(trainer: Trainer, automatic: bool, max_micro_batch_size: int | None) -> None:
+    """Refuses a cap where Lightning cannot accumulate."""
+    if max_micro_batch_size is None:
+        return
+    if not automatic:
+        raise MisconfigurationException(
+            f"`max_micro_batch_size` is {max_micro_batch_size}, and under manual optimization Lightning does not "
+            "accumulate. Accumulate in your `training_step`, or leave it out and set `max_batch_size` to what fits."
+        )
+    if any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+        raise MisconfigurationException(
+            f"`max_micro_batch_size` is {max_micro_batch_size}, and LBFGS evaluates one micro-batch several times a "
+            "step, so it cannot accumulate. Leave it out and set `max_batch_size` to what fits."
+        )
 
 
 def check_neighbours(trainer: Trainer) -> None:

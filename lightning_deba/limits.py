@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Limits", "LoaderLimits", "grant"]
+__all__ = ["Limits", "LoaderLimits", "accumulation_for", "grant"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ class Limits:
         maximum: Largest batch size granted.
         multiple_of: Every batch size granted is a multiple of this.
         world_size: Number of ranks.
-        accumulation: Micro-batches per optimizer step.
+        accumulation: Micro-batches per optimizer step, at least: what the user has set.
+        max_micro_batch_size: Largest micro-batch size of the first loader; more is accumulated.
         loaders: The training loaders.
         needs_two_samples: Whether a micro-batch of one sample breaks the model, as with BatchNorm.
         limit_batches: The Trainer's ``limit_train_batches``.
@@ -68,6 +69,7 @@ class Limits:
     multiple_of: int = 1
     world_size: int = 1
     accumulation: int = 1
+    max_micro_batch_size: int | None = None
     loaders: tuple[LoaderLimits, ...] = ()
     needs_two_samples: bool = False
     limit_batches: int | float = 1.0
@@ -77,7 +79,8 @@ class Limits:
     @property
     def step(self) -> int:
         """Every batch size granted is a multiple of this."""
-        return math.lcm(self.multiple_of, self.world_size * self.accumulation)
+        micro_batches = self.accumulation if self.max_micro_batch_size is None else 1
+        return math.lcm(self.multiple_of, self.world_size * micro_batches)
 
     @property
     def largest(self) -> int:
@@ -94,22 +97,25 @@ class Limits:
             found.append(f"`max_batch_size` is {self.maximum}")
         if batch_size % self.multiple_of:
             found.append(f"`multiple_of` is {self.multiple_of}")
-        micro, rest = divmod(batch_size, self.world_size * self.accumulation)
+        accumulation = fewest_micro_batches(batch_size, self.world_size, self.accumulation, self.max_micro_batch_size)
+        micro, rest = divmod(batch_size, self.world_size * accumulation)
         if rest or not micro:
-            found.append(f"{self.world_size} ranks x {self.accumulation} micro-batches divide a step evenly")
+            capped = f" of at most {self.max_micro_batch_size}" if accumulation > self.accumulation else ""
+            found.append(f"{self.world_size} ranks x {accumulation} micro-batches{capped} divide a step evenly")
         else:
-            found += [objection for loader in self.loaders for objection in self._objections_of(loader, micro)]
+            for loader in self.loaders:
+                found += self._objections_of(loader, micro, accumulation)
             if 1 <= self._batches(micro) < self.needs_batches:
                 found.append(f"`val_check_interval={self.needs_batches}` needs as many batches in an epoch")
         return found
 
-    def _objections_of(self, loader: LoaderLimits, micro: int) -> Iterator[str]:
+    def _objections_of(self, loader: LoaderLimits, micro: int, accumulation: int) -> Iterator[str]:
         own = loader.micro_batch_size(micro)
         if self.needs_two_samples and loader.counts_samples and own == 1:
             yield "a micro-batch would have one sample, which BatchNorm cannot take"
         if loader.samples is None:
             return
-        if own * self.accumulation > loader.samples:
+        if own * accumulation > loader.samples:
             yield f"the data set has {loader.samples * self.world_size} samples"
             return
         if self.needs_two_samples and not loader.drop_last and own > 1 and loader.samples % own == 1:
@@ -127,6 +133,33 @@ class Limits:
         """Returns the micro-batches of an epoch that draws from all loaders side by side."""
         lengths = [self._limited(loader, micro) for loader in self.loaders]
         return (max if self.longest_counts else min)(lengths, default=math.inf)
+
+
+def fewest_micro_batches(batch_size: int, world_size: int, accumulation: int, cap: int | None) -> int:
+    """Returns the fewest micro-batches that make a step, none above `cap`, and not fewer than `accumulation`."""
+    return accumulation if cap is None else max(accumulation, math.ceil(batch_size / (world_size * cap)))
+
+
+def accumulation_for(batch_size: int, world_size: int, accumulation: int = 1, cap: int | None = None) -> int:
+    """Returns how many micro-batches are accumulated for a batch size that is given.
+
+    The fewest that keep the micro-batch size at or below `cap` and divide the step evenly.
+
+    Args:
+        batch_size: Samples per optimizer step.
+        world_size: Number of ranks.
+        accumulation: Micro-batches per step that the user has set: never fewer.
+        cap: Largest micro-batch size, if there is one.
+
+    Example:
+        >>> accumulation_for(64, world_size=1, cap=32), accumulation_for(50, world_size=1, cap=16)
+        (2, 5)
+    """
+    fewest = fewest_micro_batches(batch_size, world_size, accumulation, cap)
+    if fewest == accumulation:
+        return accumulation
+    share = batch_size // world_size
+    return next((number for number in range(fewest, share) if share % number == 0), max(share, 1))
 
 
 def grant(proposed: int, current: int, limits: Limits) -> tuple[int, str]:

@@ -212,6 +212,11 @@ class EpochMeter:
         self.gradients.update(gradients, scale, counts=self._whole)
         self._samples_of_step = 0
 
+    def begin_step_again(self) -> None:
+        """Takes back the samples of a step that was not completed, since they will come again."""
+        self.samples -= self._samples_of_step
+        self._samples_of_step = 0
+
     def loss(self, loss: Tensor, samples: int) -> None:
         """Adds the mean loss of a micro-batch of so many samples."""
         loss = loss.detach().to(total_type(loss.device))

@@ -41,6 +41,10 @@ class EpochRecord:
         component_variance: Mean over the full optimizer steps of the variance over the components of the
             flattened gradient (see `lightning_deba.statistics.component_variance`).
         learning_rate: Learning rate of the first parameter group at the epoch's last optimizer step.
+        gradient_squared: Estimate of ``|G|^2``, the squared norm of the true gradient; it may be negative.
+        gradient_covariance: Estimate of ``tr(Sigma)``, the trace of the covariance of the gradients of single
+            samples; it may be negative. Both are means over the epoch, and there where the noise scale is measured.
+        noise_scale_error: Relative standard error of ``tr(Sigma) / |G|^2``.
 
     Example:
         >>> record = EpochRecord(epoch=0, batch_size=64, micro_batch_size=64, optimizer_steps=16,
@@ -62,6 +66,9 @@ class EpochRecord:
     gradient_norm: float | None = None
     component_variance: float | None = None
     learning_rate: float | None = None
+    gradient_squared: float | None = None
+    gradient_covariance: float | None = None
+    noise_scale_error: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the record as a dictionary of plain numbers."""

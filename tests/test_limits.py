@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_deba.limits import Limits, LoaderLimits, grant
+from lightning_deba.limits import Limits, LoaderLimits, accumulation_for, grant
 
 loaders = st.builds(
     LoaderLimits,
@@ -25,6 +25,7 @@ limits = st.builds(
     multiple_of=st.sampled_from([1, 1, 1, 2, 5]),
     world_size=st.integers(1, 3),
     accumulation=st.integers(1, 3),
+    max_micro_batch_size=st.none() | st.integers(1, 60),
     loaders=st.lists(loaders | tokens, max_size=2).map(tuple),
     needs_two_samples=st.booleans(),
     limit_batches=st.sampled_from([1.0, 1.0, 0.5, 0.1, 1, 4]),
@@ -57,7 +58,9 @@ def an_epoch(loader, micro):
 
 def feasible(size, limits):
     """Whether epochs of full steps, of enough batches, and of none that breaks BatchNorm can be dealt out."""
-    parts = limits.world_size * limits.accumulation
+    cap = limits.max_micro_batch_size or size
+    accumulation = max(limits.accumulation, math.ceil(size / limits.world_size / cap))
+    parts = limits.world_size * accumulation
     if not limits.minimum <= size <= limits.maximum or size % parts or size % limits.multiple_of:
         return False
     lengths = []
@@ -65,12 +68,34 @@ def feasible(size, limits):
         dealt = an_epoch(loader, size // parts)
         share = isinstance(limits.limit_batches, float)
         lengths.append(int(len(dealt) * limits.limit_batches) if share else min(len(dealt), limits.limit_batches))
-        if dealt[: limits.accumulation] != [own_size(loader, size // parts)] * limits.accumulation:
+        if dealt[:accumulation] != [own_size(loader, size // parts)] * accumulation:
             return False
         if limits.needs_two_samples and loader.counts_samples and 1 in dealt:
             return False
     epoch = max if limits.longest_counts else min
     return min(lengths, default=1) >= 1 and epoch(lengths, default=1000) >= limits.needs_batches
+
+
+# Accumulation --------------------------------------------------------------------------------------------------
+
+
+@given(micro=st.integers(1, 60), parts=st.integers(1, 12), world=st.integers(1, 3), cap=st.integers(1, 60))
+def test_a_given_size_is_made_of_the_fewest_micro_batches_that_fit(micro, parts, world, cap):
+    size = micro * parts * world
+    share = size // world
+    fitting = [number for number in range(1, share + 1) if share % number == 0 and share // number <= cap]
+    assert accumulation_for(size, world, cap=cap) == fitting[0]
+
+
+def test_the_users_accumulation_stays_where_it_is_enough():
+    assert accumulation_for(64, 1, accumulation=4, cap=32) == 4
+    assert accumulation_for(256, 1, accumulation=4, cap=32) == 8
+    assert accumulation_for(64, 2, accumulation=4) == 4
+
+
+@pytest.mark.parametrize(("proposed", "granted"), [(64, 64), (53, 52), (97, 96), (32, 32), (65, 64), (31, 31)])
+def test_what_is_granted_under_a_cap_is_the_nearest_that_micro_batches_can_make(proposed, granted):
+    assert grant(proposed, 16, Limits(16, 2048, max_micro_batch_size=32))[0] == granted
 
 
 # Grants --------------------------------------------------------------------------------------------------------
@@ -140,6 +165,7 @@ CAUSES = {
     "`max_batch_size` is 64": (65, Limits(16, 64)),
     "`multiple_of` is 8": (36, Limits(16, 64, multiple_of=8)),
     "2 ranks x 3 micro-batches divide a step evenly": (20, Limits(16, 64, world_size=2, accumulation=3)),
+    "1 ranks x 2 micro-batches of at most 32 divide a step evenly": (53, Limits(16, 64, max_micro_batch_size=32)),
     "the data set has 40 samples": (44, Limits(16, 64, world_size=2, accumulation=2, loaders=(LoaderLimits(20),))),
     "a micro-batch would have one sample, which BatchNorm cannot take": (
         16,

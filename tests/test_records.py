@@ -125,6 +125,9 @@ def test_a_line_reads_plainly():
         "gradient_norm": None,
         "component_variance": None,
         "learning_rate": None,
+        "gradient_squared": None,
+        "gradient_covariance": None,
+        "noise_scale_error": None,
         "decision": {
             "epoch": 3,
             "proposed": 96,

@@ -19,6 +19,7 @@ from lightning_deba.actuators.internals import (
     check_lightning,
     data_ranks,
     finish_resumed_epoch,
+    go_on_by_steps,
     is_compiled,
     limits_of,
     micro_batch_size,
@@ -26,7 +27,7 @@ from lightning_deba.actuators.internals import (
     skips_training,
 )
 from lightning_deba.actuators.owner import Owner, set_before_loading
-from lightning_deba.actuators.ranks import check_ranks_agree
+from lightning_deba.actuators.ranks import check_ranks_agree, smallest_over_ranks
 from lightning_deba.actuators.reload import ReloadActuator
 
 __all__ = [
@@ -39,12 +40,14 @@ __all__ = [
     "choose_actuator",
     "data_ranks",
     "finish_resumed_epoch",
+    "go_on_by_steps",
     "is_compiled",
     "limits_of",
     "micro_batch_size",
     "reload_if_requested",
     "set_before_loading",
     "skips_training",
+    "smallest_over_ranks",
 ]
 
 

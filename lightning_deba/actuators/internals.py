@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -75,19 +76,14 @@ def is_compiled(module: torch.nn.Module) -> bool:
     )
 
 
-def limits_of(
-    trainer: Trainer, loaders: tuple[LoaderLimits, ...], minimum: int, maximum: int, multiple_of: int
-) -> Limits:
-    """Reads off a Trainer what it allows, around what its loaders allow and the scheduler's own bounds."""
+def limits_of(trainer: Trainer, loaders: tuple[LoaderLimits, ...], bounds: Limits) -> Limits:
+    """Reads off a Trainer what it allows, and adds it to what its loaders allow and the scheduler's own bounds."""
     by_batches = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
     interval = getattr(trainer, "val_check_interval", None) if by_batches else None
     combined = trainer.fit_loop._combined_loader
-    return Limits(
-        minimum=minimum,
-        maximum=maximum,
-        multiple_of=multiple_of,
+    return replace(
+        bounds,
         world_size=data_ranks(trainer),
-        accumulation=trainer.accumulate_grad_batches,
         loaders=loaders,
         needs_two_samples=any(isinstance(m, _BatchNorm) for m in trainer.lightning_module.modules()),
         limit_batches=trainer.limit_train_batches,
@@ -181,9 +177,23 @@ def finish_resumed_epoch(trainer: Trainer) -> None:
     if not (ended and progress.is_last_batch):
         return
     if loop.max_batches != float("inf"):
-        batches = int(loop.max_batches)
-        for stage in ("ready", "started", "processed", "completed"):
-            setattr(progress.current, stage, batches)
+        _set_batches_done(trainer, int(loop.max_batches))
     fetcher, combined = loop._data_fetcher, loop._combined_loader
     if fetcher is not None and combined is not None and combined._state_dicts():
         iter(fetcher)  # a stateful loader was put back to where that epoch ended, and has nothing left to give
+
+
+def go_on_by_steps(trainer: Trainer, accumulation: int) -> None:
+    """Makes an epoch that is resumed in its middle have the optimizer steps left that it had.
+
+    Lightning counts micro-batches, of which a step had `accumulation` when the checkpoint was written. One that was
+    in the middle of a step begins that step again: its gradient was not saved.
+    """
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    if not (trainer.fit_loop.restarted_on_epoch_end or progress.is_last_batch):
+        _set_batches_done(trainer, progress.current.completed // accumulation * trainer.accumulate_grad_batches)
+
+
+def _set_batches_done(trainer: Trainer, batches: int) -> None:
+    for stage in ("ready", "started", "processed", "completed"):
+        setattr(trainer.fit_loop.epoch_loop.batch_progress.current, stage, batches)

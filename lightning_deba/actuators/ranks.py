@@ -36,6 +36,11 @@ def check_ranks_agree(trainer: Trainer, actuator: BatchSizeActuator) -> None:
         )
 
 
+def smallest_over_ranks(trainer: Trainer, number: float) -> float:
+    """Returns the smallest of the ranks' numbers. Every rank has to call this."""
+    return number if trainer.world_size == 1 else min(_gathered(trainer, [number]))[0]
+
+
 def _gathered(trainer: Trainer, here: list[float]) -> list[list[float]]:
     """Returns the numbers of every rank. A sum of rows is what every strategy can do."""
     rows = torch.zeros(trainer.world_size, len(here), device=trainer.strategy.root_device)

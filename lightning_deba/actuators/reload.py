@@ -56,7 +56,11 @@ class ReloadActuator:
     def batch_size(self, trainer: Trainer) -> int:
         """Returns the batch size of the live loader, or of its owner where the loader does not tell."""
         micro = self._adapter.get(loaders_of(trainer)[0])
-        return (micro or self._owner.get(trainer) or 0) * micro_batches_per_step(trainer)
+        return micro * micro_batches_per_step(trainer) if micro else self.owned_batch_size(trainer)
+
+    def owned_batch_size(self, trainer: Trainer) -> int:
+        """Returns the batch size that the owner holds, also before there is a loader."""
+        return (self._owner.get(trainer) or 0) * micro_batches_per_step(trainer)
 
     def limits(self, trainer: Trainer) -> tuple[LoaderLimits, ...]:
         """Returns what each live loader allows; their proportion is that of the owner's ``train_dataloader``."""
