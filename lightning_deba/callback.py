@@ -43,6 +43,8 @@ from lightning_deba.records import Decision, EpochRecord, Grant, RunWriter, from
 
 __all__ = ["BatchSizeScheduler"]
 
+STATE_VERSION = 2  # 1 had neither the noise scale in its records nor accumulation and ranks
+
 
 class BatchSizeScheduler(Callback):
     """Adapts the batch size while training, between epochs.
@@ -144,6 +146,7 @@ class BatchSizeScheduler(Callback):
         self._clock_state: dict[str, Any] | None = None  # of a checkpoint, until there is a clock
         self._accumulation = 1  # what the user has set
         self._running_accumulation: int | None = None  # as `_batch_size`
+        self._ranks: int | None = None
         self._memory: MemoryWatch | None = None
         self._forecast: int | None = None  # of the largest micro-batch size
         self._meter.reset()
@@ -195,12 +198,13 @@ class BatchSizeScheduler(Callback):
         found = self._acting.batch_size(trainer)
         if self._batch_size is None:
             self._batch_size = found
-        accumulation = self._running_accumulation  # of a checkpoint
+        accumulation, ranks = self._running_accumulation, self._ranks  # of a checkpoint
+        self._ranks = actuators.data_ranks(trainer)
         self._split(trainer, self._batch_size)
         self._acting.settle(trainer, self._batch_size)
         self._couple(trainer, pl_module)
         if self.history or self._meter.optimizer_steps:
-            self._resume(trainer, accumulation)
+            self._resume(trainer, accumulation, ranks)
         self._watch_memory(pl_module)
         limits = self._limits(trainer)
         check_data(limits)
@@ -243,11 +247,13 @@ class BatchSizeScheduler(Callback):
             if self._clock_state is not None:
                 self._clock.load_state_dict(self._clock_state)
 
-    def _resume(self, trainer: Trainer, accumulation: int | None) -> None:
+    def _resume(self, trainer: Trainer, accumulation: int | None, ranks: int | None) -> None:
         """Goes on inside an epoch, or takes the decision of one whose last batch was saved, and whose end was not."""
         if accumulation is not None and trainer.lightning_module.automatic_optimization:
             actuators.go_on_by_steps(trainer, accumulation)
             self._meter.begin_step_again()
+        if ranks is not None:
+            self._meter.go_on_with_ranks(ranks, actuators.data_ranks(trainer))
         if self._meter.samples and trainer.current_epoch > len(self.history):
             self._close_epoch(trainer, trainer.current_epoch - 1)
             actuators.reload_if_requested(trainer)
@@ -476,13 +482,14 @@ class BatchSizeScheduler(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Returns plain data: the history, the decisions, the batch size, and the running epoch's sums."""
         return {
-            "version": 1,
+            "version": STATE_VERSION,
             "batch_size": self._batch_size,
             "history": to_columns(self.history),
             "decisions": to_columns(self.decisions),
             "meter": self._meter.state_dict(),
             "clock": self._clock_state if self._clock is None else self._clock.state_dict(),
             "accumulation": self._running_accumulation,
+            "ranks": self._ranks,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -491,10 +498,10 @@ class BatchSizeScheduler(Callback):
         Raises:
             ValueError: If it is of a later version, or its history cannot be read.
         """
-        if state_dict.get("version") != 1:
+        if state_dict.get("version") not in range(1, STATE_VERSION + 1):
             raise ValueError(
                 f"The checkpoint's BatchSizeScheduler state has version {state_dict.get('version')!r}; this release "
-                "reads version 1. Install the release of lightning-deba that wrote it, or a later one."
+                f"reads versions 1 to {STATE_VERSION}. Install the lightning-deba that wrote it, or a later one."
             )
         self.history = from_columns(EpochRecord, state_dict["history"])
         self.decisions = from_columns(Grant, state_dict["decisions"])
@@ -502,6 +509,7 @@ class BatchSizeScheduler(Callback):
         self._meter.load_state_dict(state_dict["meter"])
         self._clock_state = state_dict["clock"]
         self._running_accumulation = state_dict.get("accumulation")
+        self._ranks = state_dict.get("ranks")
 
     # What the hooks share
 

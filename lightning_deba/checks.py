@@ -6,11 +6,17 @@ from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ThroughputMonitor,
+)
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import LBFGS
 
+from lightning_deba import actuators
 from lightning_deba.limits import Limits
 from lightning_deba.records import EpochRecord
 
@@ -66,12 +72,16 @@ def check_accumulation(trainer: Trainer, automatic: bool, max_micro_batch_size: 
 
 def check_neighbours(trainer: Trainer) -> None:
     """Refuses whoever changes the batch size or the accumulation as well."""
-    remedies = {
+    remedies: dict[type, str] = {
         BatchSizeFinder: "it ends a fit's epochs early when it runs inside one. Use "
         "`Tuner(Trainer()).scale_batch_size` before `fit`, or leave it out",
         GradientAccumulationScheduler: "it sets the accumulation, which is part of the batch size, at every epoch. "
         "Leave it out, and give its schedule as a policy",
     }
+    if not actuators.at_least_2_6():
+        remedies[ThroughputMonitor] = (
+            "below Lightning 2.6 it fails when a batch is smaller than the one before. Leave it out"
+        )
     for other in getattr(trainer, "callbacks", []):
         for kind, remedy in remedies.items():
             if isinstance(other, kind):

@@ -217,6 +217,12 @@ class EpochMeter:
         self.samples -= self._samples_of_step
         self._samples_of_step = 0
 
+    def go_on_with_ranks(self, before: int, now: int) -> None:
+        """Takes this rank's share of what `before` ranks have measured, now that there are others."""
+        self.samples = round(self.samples * before / now)
+        if self._losses is not None:
+            self._losses = self._losses * before / now
+
     def loss(self, loss: Tensor, samples: int) -> None:
         """Adds the mean loss of a micro-batch of so many samples."""
         loss = loss.detach().to(total_type(loss.device))

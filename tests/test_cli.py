@@ -245,6 +245,44 @@ def test_without_a_word_the_digits_are_trained_with_a_preset(tmp_path):
     assert read_history(tmp_path / "lightning_logs" / "version_0").history[0].batch_size == 32
 
 
+class FitsOnly(OwnModel):
+    """A device with room for so many samples."""
+
+    def __init__(self, room: int = 4) -> None:
+        super().__init__()
+        self.room = room
+
+    def training_step(self, batch, batch_idx):
+        if len(batch[0]) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+        return super().training_step(batch, batch_idx)
+
+
+def fit_into(room, *more):
+    words = ["--data", "tests.test_cli.OwnData", "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu"]
+    callbacks = ["--trainer.callbacks.policy", "lightning_deba.Hold", "--trainer.callbacks.min_batch_size", "1"]
+    return main(["fit", "--model", "tests.test_cli.FitsOnly", "--model.room", str(room), *words, *callbacks, *more])
+
+
+@pytest.mark.filterwarnings("ignore:Out of memory")
+def test_out_of_memory_the_run_goes_on_by_itself_where_it_is_told_so(tmp_path):
+    assert fit_into(4, "--data.batch_size", "16", "--on_oom", "resume") == 0
+    records = read_history(next(tmp_path.rglob("history.jsonl"))).history
+    assert [(r.epoch, r.batch_size, r.micro_batch_size, r.accumulation) for r in records] == [
+        (0, 16, 4, 4),
+        (1, 16, 4, 4),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Out of memory")
+@pytest.mark.parametrize("more", [(), ("--on_oom", "resume")])
+def test_out_of_memory_it_stops_at_once_or_after_three_times(more, tmp_path):
+    with pytest.raises(torch.OutOfMemoryError):
+        fit_into(0, "--data.batch_size", "32", *more)
+    saved = list(tmp_path.rglob("out_of_memory*.ckpt"))
+    assert len(saved) == 1
+
+
 def test_the_number_of_threads_can_be_set():
     assert main(["fit", *SMALL, "--threads", "2", "--trainer.max_epochs", "1"]) == 0
     assert torch.get_num_threads() == 2

@@ -16,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning_deba.actuators.faces import BatchSizeActuator, BatchSizeAdapter
 from lightning_deba.actuators.in_place import InPlaceActuator
 from lightning_deba.actuators.internals import (
+    at_least_2_6,
     check_lightning,
     data_ranks,
     finish_resumed_epoch,
@@ -35,6 +36,7 @@ __all__ = [
     "BatchSizeAdapter",
     "InPlaceActuator",
     "ReloadActuator",
+    "at_least_2_6",
     "check_lightning",
     "check_ranks_agree",
     "choose_actuator",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import lightning
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -13,6 +14,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
+from packaging.version import Version
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import IterableDataset
 
@@ -28,6 +30,11 @@ def check_lightning(trainer: Trainer) -> None:
             f"This Lightning has no `fit_loop.{missing[0]}`, which a change of the batch size needs. "
             "lightning_deba supports lightning>=2.5,<3: install one of these."
         )
+
+
+def at_least_2_6() -> bool:
+    """Whether this is Lightning 2.6 or later."""
+    return Version(lightning.__version__) >= Version("2.6")
 
 
 def loaders_of(trainer: Trainer) -> list[Any]:
@@ -78,7 +85,9 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 def limits_of(trainer: Trainer, loaders: tuple[LoaderLimits, ...], bounds: Limits) -> Limits:
     """Reads off a Trainer what it allows, and adds it to what its loaders allow and the scheduler's own bounds."""
-    by_batches = trainer.check_val_every_n_epoch is not None and trainer.limit_val_batches > 0
+    # Below 2.6 Lightning compares the interval with the batches even where no validation batch is wanted.
+    validates = trainer.limit_val_batches > 0 or not at_least_2_6()
+    by_batches = trainer.check_val_every_n_epoch is not None and validates
     interval = getattr(trainer, "val_check_interval", None) if by_batches else None
     combined = trainer.fit_loop._combined_loader
     return replace(
@@ -189,9 +198,13 @@ def go_on_by_steps(trainer: Trainer, accumulation: int) -> None:
     Lightning counts micro-batches, of which a step had `accumulation` when the checkpoint was written. One that was
     in the middle of a step begins that step again: its gradient was not saved.
     """
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    if not (trainer.fit_loop.restarted_on_epoch_end or progress.is_last_batch):
-        _set_batches_done(trainer, progress.current.completed // accumulation * trainer.accumulate_grad_batches)
+    loop = trainer.fit_loop
+    progress = loop.epoch_loop.batch_progress
+    # The batch at whose end the checkpoint was written is counted only when the epoch goes on.
+    to_come = int(loop.epoch_loop.restarted_on_train_batch_end)
+    if not (loop.restarted_on_epoch_end or progress.is_last_batch):
+        steps = (progress.current.completed + to_come) // accumulation
+        _set_batches_done(trainer, steps * trainer.accumulate_grad_batches - to_come)
 
 
 def _set_batches_done(trainer: Trainer, batches: int) -> None:

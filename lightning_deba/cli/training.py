@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse.typing import PositiveInt
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.memory import garbage_collection_cuda
 
 # Imported so that ``--model ImageClassifier`` and ``--data DigitsDataModule`` need no module's name.
-from lightning_deba import vision  # noqa: F401
+from lightning_deba import BatchSizeScheduler, vision  # noqa: F401
+from lightning_deba.memory import is_out_of_memory
 
 DEFAULTS = Path(__file__).with_name("defaults.yaml")
 """What is trained when nothing is said; a ``--config`` is laid over it."""
@@ -46,7 +49,7 @@ class TrainingCLI(LightningCLI):
         return {name: skip for name, skip in LightningCLI.subcommands().items() if name != "predict"}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Links what the model has to know of the data, and adds the number of threads."""
+        """Links what the model has to know of the data, and adds what belongs to no object."""
         for name in ("num_classes", "in_chans"):
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
         parser.add_argument(
@@ -57,10 +60,39 @@ class TrainingCLI(LightningCLI):
             "where others use the cores too it is much faster.",
         )
 
+        parser.add_argument(
+            "--on_oom",
+            type=Literal["stop", "resume"],
+            default="stop",
+            help="What `fit` does out of memory. It stops, and says how to go on; or it goes on by itself from the "
+            "checkpoint that was saved, with half the micro-batch size, at most three times.",
+        )
+
     def before_instantiate_classes(self) -> None:
         """Sets the number of threads."""
         if threads := self.config[self.subcommand].threads:
             torch.set_num_threads(threads)
+
+    def fit(self, **arguments: Any) -> None:
+        """Runs `Trainer.fit`, and goes on out of memory where `on_oom` says so."""
+        for _ in range(3 if self.config.fit.on_oom == "resume" else 0):
+            try:
+                self.trainer.fit(**arguments)
+            except Exception as error:
+                scheduler = _scheduler_of(self.trainer)
+                if not is_out_of_memory(error) or scheduler is None:
+                    raise
+                way_on = scheduler.out_of_memory
+                if way_on is None or way_on.checkpoint is None:
+                    raise
+            else:
+                return
+            # The error is gone by now, and with it what its frames held of the memory.
+            garbage_collection_cuda()
+            scheduler.max_micro_batch_size = way_on.max_micro_batch_size
+            arguments["ckpt_path"] = str(way_on.checkpoint)
+            rank_zero_info(f"Going on from there with `max_micro_batch_size={way_on.max_micro_batch_size}`.")
+        self.trainer.fit(**arguments)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parses the words that were passed, without Lightning's warning that there is a command line as well."""
@@ -75,6 +107,10 @@ def _parser_settings(command: str) -> dict[str, Any]:
         "default_config_files": [str(DEFAULTS)],
         "exit_on_error": False,
     }
+
+
+def _scheduler_of(trainer: Any) -> BatchSizeScheduler | None:
+    return next((callback for callback in trainer.callbacks if isinstance(callback, BatchSizeScheduler)), None)
 
 
 def train(args: list[str]) -> None:

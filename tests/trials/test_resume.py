@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import DataLoader
 
 from lightning_deba import read_history
-from tests.runs import Data, Epoch, run
+from tests.processes import Processes
+from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run
+from tests.trials.test_several_processes import Refused, agreeing, refusals, run_here
 
 ROOT = Path(__file__).parents[2]
+STORED = ROOT / "tests" / "data" / "checkpoints" / "version_1.ckpt"
 SOURCES = ["fit", "module", "datamodule"]
 
 
@@ -111,23 +120,34 @@ def test_at_the_last_batch_of_an_epoch(after, source, tmp_path):
     assert resumed.probe.epochs == whole.probe.epochs[1:]
 
 
-def test_the_datamodule_may_come_with_another_size(tmp_path):
+@pytest.mark.parametrize("source", SOURCES)
+def test_the_loader_may_come_with_another_size(source, tmp_path):
     checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-    run({0: 16}, tmp_path, source="datamodule", neighbours=[checkpoints], enable_checkpointing=True)
-    path = tmp_path / "epoch=0.ckpt"
-    probe = run({0: 16}, tmp_path, source="datamodule", data=Data(batch_size=32), ckpt_path=path).probe
+    run({0: 16}, tmp_path, source=source, neighbours=[checkpoints], enable_checkpointing=True)
+    another = {
+        "fit": {"loaders": DataLoader(Samples(), batch_size=32, shuffle=True)},
+        "module": {"model": ModuleWithLoader(batch_size=32)},
+        "datamodule": {"data": Data(batch_size=32)},
+    }
+    probe = run({0: 16}, tmp_path, source=source, ckpt_path=tmp_path / "epoch=0.ckpt", **another[source]).probe
     assert probe.epochs == [Epoch(1, 16, 4, 64), Epoch(2, 16, 4, 64)]
 
 
-def test_another_accumulation_keeps_the_batch_size(tmp_path):
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("before", "now"), [(1, 2), (2, 1), (2, 4)])
+def test_another_accumulation_keeps_the_batch_size(before, now, source, tmp_path):
     checkpoints = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
-    run({0: 16}, tmp_path, source="datamodule", neighbours=[checkpoints], enable_checkpointing=True)
+    whole = run({0: 32}, tmp_path, source=source, neighbours=[checkpoints], enable_checkpointing=True,
+                accumulate_grad_batches=before)  # fmt: skip
     path = tmp_path / "epoch=0.ckpt"
-    resumed = run({0: 16}, tmp_path, source="datamodule", ckpt_path=path, accumulate_grad_batches=2)
-    assert resumed.probe.epochs == [Epoch(1, 8, 8, 64), Epoch(2, 8, 8, 64)]
-    assert sizes(resumed.scheduler) == [8, 16, 16]
-    with pytest.raises(MisconfigurationException, match=r"batch size of 16 cannot be divided among 1 ranks x 3 "):
-        run({0: 16}, tmp_path, source="datamodule", ckpt_path=path, accumulate_grad_batches=3)
+    resumed = run({0: 32}, tmp_path, source=source, ckpt_path=path, accumulate_grad_batches=now)
+    micro = 32 // now
+    assert resumed.probe.epochs == [Epoch(epoch, micro, 64 // micro, 64) for epoch in (1, 2)]
+    assert sizes(resumed.scheduler) == sizes(whole.scheduler) == [8 * before, 32, 32]
+    assert [r.accumulation for r in resumed.scheduler.history] == [before, now, now]
+    assert [r.optimizer_steps for r in resumed.scheduler.history[1:]] == [2, 2]
+    with pytest.raises(MisconfigurationException, match=r"batch size of 32 cannot be divided among 1 ranks x 3 "):
+        run({0: 32}, tmp_path, source=source, ckpt_path=path, accumulate_grad_batches=3)
 
 
 def test_another_schedule_of_reloads_brings_no_size_back(tmp_path):
@@ -184,3 +204,163 @@ def test_killed_at_twenty_random_moments_the_sizes_are_those_of_an_unbroken_run(
     read = read_history(killed)
     assert [(r.epoch, r.batch_size) for r in read.history] == [(r.epoch, r.batch_size) for r in expected.history]
     assert read.problems == []
+
+
+# On another number of devices
+
+
+def with_checkpoints(fit, root, **settings):
+    """Fits with a checkpoint after every epoch, and one after every step."""
+    ends = ModelCheckpoint(root, save_top_k=-1, filename="{epoch}")
+    steps = ModelCheckpoint(root, save_top_k=-1, filename="{step}", every_n_train_steps=1)
+    return fit(root=root, neighbours=[ends, steps], enable_checkpointing=True, **settings)
+
+
+def on_two(root, source, after, **settings):
+    return run_here(after, root, source=source, **settings)
+
+
+def made_by_two(root, source):
+    return with_checkpoints(partial(on_two, source=source, after={0: 32}), root)
+
+
+def from_one_to_two(root, source, checkpoint):
+    return on_two(root, source, {0: 32}, ckpt_path=root.parent / f"made_by_one-{source}" / checkpoint)
+
+
+def odd_from_one_to_two(root, source):
+    path = root.parent / f"odd_by_one-{source}" / "epoch=0.ckpt"
+    # The datamodule's own size is one that two ranks could share.
+    return on_two(root, source, {0: 9}, model=Refused(), ckpt_path=path)
+
+
+OWNERS = ["fit", "datamodule"]
+POINTS = {"end": "epoch=0.ckpt", "middle": "step=5.ckpt"}
+SCENARIOS = {
+    **{f"two-{source}": partial(made_by_two, source=source) for source in OWNERS},
+    **{f"odd-{source}": partial(odd_from_one_to_two, source=source) for source in OWNERS},
+    **{
+        f"{point}-{source}": partial(from_one_to_two, source=source, checkpoint=POINTS[point])
+        for point, source in product(POINTS, OWNERS)
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    """Two ranks, which find the checkpoints of one process beside their own directories."""
+    root = tmp_path_factory.mktemp("devices")
+    for source in OWNERS:
+        for name, size, after in [("made", 16, {0: 32}), ("odd", 8, {0: 9})]:
+            loader = {"loaders": DataLoader(Samples(), batch_size=size, shuffle=True), "data": Data(size)}
+            with_checkpoints(partial(run, after, source=source, **loader), root / f"{name}_by_one-{source}")
+    return Processes(__name__, root)
+
+
+@pytest.mark.parametrize("source", OWNERS)
+def test_on_twice_as_many_devices_the_batch_size_is_kept(source, processes):
+    ranks = processes.results(f"end-{source}")
+    told = agreeing(ranks)
+    # Epoch, batch size, samples on one device, devices, samples in all.
+    assert [record[:5] for record in told["history"]] == [[0, 16, 16, 1, 64], [1, 32, 16, 2, 64], [2, 32, 16, 2, 64]]
+    assert told["steps"] == [4, 2, 2]
+    for rank in ranks:
+        assert rank["epochs"] == [[1, 16, 2, 32], [2, 16, 2, 32]]
+        assert rank["validations"] == [1, 2]
+    for seen in zip(*(rank["seen"] for rank in ranks), strict=True):
+        assert sorted(chain(*seen)) == list(range(64))
+
+
+@pytest.mark.parametrize("source", OWNERS)
+def test_on_half_as_many_devices_the_batch_size_is_kept(source, processes, tmp_path):
+    agreeing(processes.results(f"two-{source}"))
+    path = processes.root / f"two-{source}" / POINTS["end"]
+    _, scheduler, probe, _ = run({0: 32}, tmp_path, source=source, ckpt_path=path)
+    assert probe.epochs == [Epoch(1, 32, 2, 64), Epoch(2, 32, 2, 64)]
+    assert probe.validations == [1, 2]
+    assert [(r.epoch, r.batch_size, r.micro_batch_size, r.world_size, r.samples) for r in scheduler.history] == [
+        (0, 16, 8, 2, 64),
+        (1, 32, 32, 1, 64),
+        (2, 32, 32, 1, 64),
+    ]
+
+
+@pytest.mark.parametrize("source", OWNERS)
+def test_in_the_middle_of_an_epoch_as_well(source, processes, tmp_path):
+    """One of the two steps of epoch 1 was done, on half or twice as many devices: one is left."""
+    told = agreeing(processes.results(f"middle-{source}"))
+    assert told["epochs"] == [[1, 16, 1, 16], [2, 16, 2, 32]]
+    assert (told["sizes"], told["steps"]) == ([16, 32, 32], [4, 2, 2])
+    path = processes.root / f"two-{source}" / POINTS["middle"]
+    _, scheduler, probe, _ = run({0: 32}, tmp_path, source=source, ckpt_path=path)
+    assert probe.epochs == [Epoch(1, 32, 1, 32), Epoch(2, 32, 2, 64)]
+    assert sizes(scheduler) == [16, 32, 32]
+    assert [r.optimizer_steps for r in scheduler.history] == [4, 2, 2]
+    assert [r.samples for r in scheduler.history] == [row[4] for row in told["history"]] == [64, 64, 64]
+
+
+@pytest.mark.parametrize("accumulation", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("batches", [2, 3, 4, 5])
+def test_inside_an_epoch_another_accumulation_loses_nothing(batches, accumulation, tmp_path):
+    """Of whole steps none is lost or doubled; a step that was in its middle begins again."""
+    before, after = accumulation
+    saved = ModelCheckpoint(tmp_path, filename="middle", every_n_train_steps=4 // before + batches // before)
+    run({0: 16}, tmp_path, neighbours=[saved], enable_checkpointing=True, accumulate_grad_batches=before,
+        loaders=DataLoader(Samples(), batch_size=16 // before), max_epochs=3)  # fmt: skip
+    done = run({0: 16}, tmp_path, ckpt_path=saved.best_model_path, accumulate_grad_batches=after,
+               loaders=DataLoader(Samples(), batch_size=16 // after))  # fmt: skip
+    assert [(r.batch_size, r.samples, r.optimizer_steps) for r in done.scheduler.history] == [(16, 64, 4)] * 3
+
+
+@pytest.mark.parametrize("source", OWNERS)
+def test_a_batch_size_that_the_devices_cannot_share_is_refused_with_both_numbers(source, processes):
+    message = refusals(processes.results(f"odd-{source}"))
+    assert message.startswith("MisconfigurationException: A batch size of 9 cannot be divided among 2 ranks x 1 ")
+
+
+# From a file of an earlier release
+
+
+class Scheduled(Linear):
+    """With a schedule that counts steps, so that its clock is in the checkpoint, too."""
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-4, total_steps=3 * 8)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def write_stored():
+    """Wrote the stored checkpoint, after 2 of 4 batches of 16: `tests/data/checkpoints/README.md` says when and how."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder:  # its name gets into the checkpoint
+        checkpoint = ModelCheckpoint(folder, filename=STORED.stem, every_n_train_steps=10)
+        run({0: 16}, folder, loaders=DataLoader(Samples(), batch_size=8), model=Scheduled(),
+            neighbours=[checkpoint], enable_checkpointing=True, max_epochs=2)  # fmt: skip
+        shutil.copy(checkpoint.best_model_path, STORED)
+
+
+def test_a_checkpoint_of_state_version_1_is_gone_on_from(tmp_path):
+    state = torch.load(STORED, weights_only=True)["callbacks"]["BatchSizeScheduler"]
+    assert (state["version"], state["batch_size"]) == (1, 16)
+    assert STORED.stat().st_size < 20_000
+    trainer, scheduler, probe, _ = run({0: 16}, tmp_path, model=Scheduled(), ckpt_path=STORED)
+    assert probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]
+    assert probe.validations == [1, 2]
+    assert [(r.epoch, r.batch_size, r.samples, r.optimizer_steps) for r in scheduler.history] == [
+        (0, 8, 64, 8),
+        (1, 16, 64, 4),
+        (2, 16, 64, 4),
+    ]
+    assert [scheduler.history[0].to_dict()[name] for name in state["history"]] == [
+        column[0] for column in state["history"].values()
+    ]
+    assert scheduler.history[0].loss == pytest.approx(0.0774, abs=1e-4)
+    assert scheduler.decisions[0].reason == "the trial wants 16 after epoch 0"
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 24  # its end, after 16 steps
+
+
+@pytest.mark.parametrize("source", OWNERS)
+def test_by_every_owner(source, tmp_path):
+    probe = run({0: 16}, tmp_path, source=source, model=Scheduled(), ckpt_path=STORED).probe
+    assert probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]

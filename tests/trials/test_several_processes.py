@@ -6,6 +6,7 @@ import json
 import os
 from functools import partial
 from itertools import chain, product
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from lightning_deba import statistics
 from lightning_deba.meter import EpochMeter
 from tests.processes import Processes
 from tests.runs import Data, Linear, ModuleWithLoader, Samples, run
+from tests.test_memory import Device
 from tests.trials.test_gradients import Net
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -141,6 +143,43 @@ def test_the_batch_size_counts_all_ranks_and_micro_batches(processes):
     told = agreeing(processes.results("accumulated"))
     assert (told["sizes"], told["steps"]) == ([32, 64, 64], [2, 1, 1])
     assert [epoch[1:3] for epoch in told["epochs"]] == [[8, 4], [16, 2], [16, 2]]
+
+
+@scenario
+def capped(root):
+    return run_here({0: 64}, root, source="datamodule", scheduler_args={"max_micro_batch_size": 8})
+
+
+def test_a_cap_holds_on_every_rank(processes):
+    ranks = processes.results("capped")
+    told = agreeing(ranks)
+    assert (told["sizes"], told["steps"]) == ([16, 64, 64], [4, 1, 1])
+    assert [rank["epochs"] for rank in ranks] == [[[0, 8, 4, 32], [1, 8, 4, 32], [2, 8, 4, 32]]] * 2
+
+
+class UsesMemory(Linear):
+    """The second rank's device is full at a micro-batch of 17; ours would take 90."""
+
+    def __init__(self):
+        super().__init__()
+        self.device_memory = Device(fixed=0, per_sample=10, total=190 if RANK else 1000)
+
+    def training_step(self, batch, batch_idx):
+        self.device_memory.train(len(batch))
+        return super().training_step(batch, batch_idx)
+
+
+@scenario
+def forecast(root):
+    model = UsesMemory()
+    with patch("lightning_deba.memory.reader_for", lambda _: model.device_memory):
+        return run_here({0: 64}, root, model=model, source="datamodule")
+
+
+def test_the_forecast_is_that_of_the_rank_with_the_least_memory(processes):
+    told = agreeing(processes.results("forecast"))
+    assert (told["sizes"], told["steps"]) == ([16, 64, 64], [4, 1, 1])
+    assert [epoch[1] for epoch in told["epochs"]] == [8, 16, 16]
 
 
 @scenario

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import lightning
 import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
+from packaging.version import Version
 from torch.utils.data import DataLoader
 
 from lightning_deba import BatchSizeScheduler
@@ -17,6 +19,7 @@ WAYS = [("in_place", "fit"), ("reload", "datamodule"), ("in_place", "module")]
 CHANGES = {0: 16, 1: 4}
 WHOLE = [Epoch(0, 8, 8, 64), Epoch(1, 16, 4, 64), Epoch(2, 4, 16, 64)]
 
+since_2_6 = pytest.mark.skipif(Version(lightning.__version__) < Version("2.6"), reason="Lightning has it from 2.6 on")
 every_way = pytest.mark.parametrize(("actuator", "source"), WAYS)
 
 
@@ -98,6 +101,7 @@ class Clock(Callback):
         trainer._last_val_time -= 1.0
 
 
+@since_2_6
 @every_way
 @pytest.mark.parametrize("interval", ["00:00:00:06", timedelta(seconds=6), {"seconds": 6}])
 def test_val_check_interval_in_time(interval, actuator, source, tmp_path):
@@ -116,6 +120,7 @@ def test_check_val_every_n_epoch(actuator, source, tmp_path):
     assert probe.validations == [1, 3]
 
 
+@since_2_6
 @every_way
 def test_limit_val_batches_of_zero_lifts_the_bound_of_the_interval(actuator, source, tmp_path):
     settings = {"val_check_interval": 8, "limit_val_batches": 0}
