@@ -15,6 +15,7 @@ from lightning_deba.records import Decision, EpochRecord, Grant, History, Histor
 if TYPE_CHECKING:
     from lightning_deba.actuators import BatchSizeActuator, BatchSizeAdapter, InPlaceActuator, ReloadActuator
     from lightning_deba.callback import BatchSizeScheduler
+    from lightning_deba.learning_rate import steps_at
     from lightning_deba.meter import GradientMeter
 
 __version__ = "0.1.0"
@@ -38,6 +39,7 @@ __all__ = [
     "read_history",
     "replay",
     "signals",
+    "steps_at",
 ]
 
 # What needs torch and Lightning is imported when it is asked for: histories are read and replayed without them.
@@ -48,6 +50,7 @@ _LATER = {
     "GradientMeter": "meter",
     "InPlaceActuator": "actuators",
     "ReloadActuator": "actuators",
+    "steps_at": "learning_rate",
 }
 
 

@@ -1,8 +1,10 @@
-"""The baseline pass: one model trained with a fixed batch size, once a seed, and what was measured on the way."""
+"""The baseline pass: a model trained with a fixed batch size, once a seed, and what that tells."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,83 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer, see
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from lightning_deba.callback import BatchSizeScheduler
-from lightning_deba.policies import BatchSizePolicy, Hold
+from lightning_deba.characterization import Characterization, StabilityProfile, ThroughputCurve
+from lightning_deba.characterization.profile import SHORTEST
+from lightning_deba.policies import Hold
+from lightning_deba.presets import architecture_in
 from lightning_deba.records import EpochRecord, read_history
+from lightning_deba.throughput import LADDER, measure_throughput
 
-__all__ = ["fit_once", "run_baseline"]
+__all__ = ["characterize", "fit_once", "run_baseline"]
+
+
+def characterize(
+    module_factory: Callable[[], LightningModule],
+    datamodule: LightningDataModule,
+    *,
+    epochs: int = 100,
+    seeds: int | Sequence[int] = 3,
+    directory: str | Path = "characterization",
+    batch_sizes: Sequence[int] = LADDER,
+    trainer_args: Mapping[str, Any] | None = None,
+    callbacks: Sequence[Callback] = (),
+    about: Mapping[str, Any] | None = None,
+) -> Characterization:
+    """Trains with a fixed batch size, measures the throughput, and says what would suit the architecture.
+
+    Source: the paper's baseline characterization (DEBA, arXiv 2511.03809) takes 100 epochs. Stopped anywhere it goes
+    on where it was, from what it finds in `directory`.
+
+    Args:
+        module_factory: Builds the module; called once a seed, after the seed is set.
+        datamodule: The data, whose batch size is the fixed one.
+        epochs: Epochs of each run, at least 8.
+        seeds: Seeds of the runs, or how many: 0, 1 and so on.
+        directory: Where the histories and the throughput curve go.
+        batch_sizes: Ladder of the throughput curve.
+        trainer_args: Further arguments of every `Trainer`.
+        callbacks: Further callbacks of the training runs.
+        about: What to keep of how it was made, as plain data.
+
+    Returns:
+        Profile, curve, calibrated policy and verdict.
+
+    Raises:
+        ValueError: If there are too few epochs or no seeds, or the runs say too little.
+        OSError: If nothing can be written to `directory`, before any training.
+
+    Example:
+        >>> import tempfile
+        >>> from lightning_deba.vision import DigitsDataModule, ImageClassifier
+        >>> found = characterize(lambda: ImageClassifier("test_resnet", in_chans=1),
+        ...                      DigitsDataModule(train_samples=64, image_size=16, batch_size=16), epochs=8, seeds=1,
+        ...                      directory=tempfile.mkdtemp(), batch_sizes=(16, 32))
+        >>> found.profile.architecture, found.verdict.word in ("adapt", "marginal", "don't adapt")
+        ('test_resnet', True)
+    """
+    numbers = range(seeds) if isinstance(seeds, int) else seeds
+    if epochs < SHORTEST:
+        raise ValueError(f"`epochs` must be at least {SHORTEST} to say anything, got {epochs}.")
+    directory = Path(directory)
+    histories = run_baseline(
+        module_factory,
+        datamodule,
+        epochs=epochs,
+        seeds=numbers,
+        directory=directory,
+        trainer_args=trainer_args,
+        callbacks=callbacks,
+    )
+    module = module_factory()
+    profile = StabilityProfile.from_histories(histories, architecture_in(module) or type(module).__name__)
+    kept = directory / "throughput.json"
+    if kept.exists():
+        curve = ThroughputCurve.from_dict(json.loads(kept.read_text(encoding="utf-8")))
+    else:
+        curve = measure_throughput(module, datamodule, batch_sizes, trainer_args=trainer_args)
+        kept.write_text(json.dumps(curve.to_dict()) + "\n", encoding="utf-8")
+    versions = {name: version(name) for name in ("lightning-deba", "lightning", "torch")}
+    return Characterization(profile, curve, {"seeds": list(numbers), "versions": versions, **(about or {})})
 
 
 def run_baseline(
@@ -53,7 +128,7 @@ def run_baseline(
         fit_once(
             module_factory,
             datamodule,
-            Hold(),
+            BatchSizeScheduler(Hold(), min_batch_size=1),
             epochs=epochs,
             seed=seed,
             directory=Path(directory) / f"seed-{seed}",
@@ -67,7 +142,7 @@ def run_baseline(
 def fit_once(
     module_factory: Callable[[], LightningModule],
     datamodule: LightningDataModule,
-    policy: BatchSizePolicy,
+    scheduler: BatchSizeScheduler,
     *,
     epochs: int,
     seed: int,
@@ -75,13 +150,12 @@ def fit_once(
     trainer_args: Mapping[str, Any] | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> list[EpochRecord]:
-    """Trains one seed with one policy in its own directory, or goes on with it, and returns its history."""
+    """Trains one seed in its own directory, or goes on where it was stopped, and returns the history."""
     directory.mkdir(parents=True, exist_ok=True)
     done = _history_in(directory)
     if len(done) >= epochs:
         return done[:epochs]
     seed_everything(seed, workers=True, verbose=False)
-    scheduler = BatchSizeScheduler(policy=policy, min_batch_size=1)
     defaults: dict[str, Any] = {"limit_val_batches": 0, "enable_model_summary": False, "enable_progress_bar": False}
     trainer = Trainer(
         **{

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
@@ -18,6 +18,7 @@ from torch.optim import LBFGS
 
 from lightning_deba import actuators
 from lightning_deba.limits import Limits
+from lightning_deba.presets import Preset, architecture_in
 from lightning_deba.records import EpochRecord
 
 
@@ -102,6 +103,16 @@ def check_optimizer(trainer: Trainer, index: int) -> None:
         raise MisconfigurationException(
             f"`optimizer_index` is {index}, and `configure_optimizers` has returned {count} optimizer(s). "
             f"Give a number from 0 to {count - 1}."
+        )
+
+
+def warn_of_another_architecture(preset: Preset, module: LightningModule) -> None:
+    """Speaks up where a preset that was named is meant for another architecture than the model's."""
+    architecture = architecture_in(module)
+    if architecture is not None and preset.architectures and preset.name != "generic" and not preset.fits(architecture):
+        rank_zero_warn(
+            f"The preset `{preset.name}` is meant for {', '.join(preset.architectures[:3])}, and the model is "
+            f"{architecture}: thresholds may not transfer."
         )
 
 

@@ -7,7 +7,7 @@ lasts (`ScaledSteps`). Where on its schedule is the run? By samples, not by step
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["LRScaling", "SampleClock", "ScaledSteps", "scaling_rule"]
+__all__ = ["LRScaling", "SampleClock", "ScaledSteps", "scaling_rule", "steps_at"]
 
 LRScaling = Literal["none", "linear", "sqrt"] | Callable[[float], float]
 """A rule by name, or any function from the ratio of the batch sizes to the factor of the learning rate."""
@@ -53,7 +53,8 @@ class ScaledSteps:
 
     The factor is put on just before a step and taken off just after it, so that no scheduler ever sees it: neither
     one that computes the rate anew and would lose it, nor one that multiplies the last rate and would apply it
-    twice. A checkpoint holds the schedule's rate, and a resumed run applies the factor once.
+    twice. A checkpoint holds the schedule's rate, also one of a step that has failed, and a resumed run applies the
+    factor once.
 
     Args:
         optimizers: The optimizers.
@@ -78,11 +79,12 @@ class ScaledSteps:
         self.ratio = 1.0
         self._rule = rule
         self._scale_beta2 = scale_beta2
-        self._kept: dict[Optimizer, list[tuple[dict[str, Any], str, Any, Any]]] = {}
+        self._kept: dict[Optimizer, list[tuple[int, str, Any, Any]]] = {}  # during a step
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._put_on))
             self._handles.append(optimizer.register_step_post_hook(self._take_off))
+            self._handles.append(optimizer.register_state_dict_post_hook(self._leave_out))
 
     @property
     def factor(self) -> float:
@@ -96,26 +98,37 @@ class ScaledSteps:
 
     def remove(self) -> None:
         """Leaves the optimizers as they were."""
+        for optimizer in list(self._kept):
+            self._take_off(optimizer)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
-    def _put_on(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _put_on(self, optimizer: Optimizer, *_: Any) -> None:
+        self._take_off(optimizer)  # nobody has, where the last step has failed
         kept = self._kept[optimizer] = []
-        for group in optimizer.param_groups:
+        for index, group in enumerate(optimizer.param_groups):
             scaled = {"lr": group["lr"] * self.factor}
             if self._scale_beta2 and "betas" in group:
                 beta1, beta2 = group["betas"]
                 scaled["betas"] = (beta1, beta2**self.ratio)
             for name, value in scaled.items():
-                kept.append((group, name, group[name], value))
+                kept.append((index, name, group[name], value))
                 group[name] = value
 
-    def _take_off(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        for group, name, own, scaled in self._kept.pop(optimizer, ()):
-            # A step runs the closure, and so the user's code: what that has set meanwhile stands.
-            if group[name] is scaled:
-                group[name] = own
+    def _take_off(self, optimizer: Optimizer, *_: Any) -> None:
+        _put_back(optimizer.param_groups, self._kept.pop(optimizer, ()))
+
+    def _leave_out(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        # Lightning runs forward and backward pass inside a step, and saves what is there when they fail.
+        _put_back(state["param_groups"], self._kept.get(optimizer, ()))
+
+
+def _put_back(groups: Sequence[dict[str, Any]], kept: Iterable[tuple[int, str, Any, Any]]) -> None:
+    for index, name, own, scaled in kept:
+        # A step runs the closure, and so the user's code: what that has set meanwhile stands.
+        if groups[index][name] is scaled:
+            groups[index][name] = own
 
 
 def ticks_due(samples: int, reference: int, ticks_per_epoch: int | None, epoch_is_over: bool) -> int:
@@ -136,6 +149,43 @@ def ticks_due(samples: int, reference: int, ticks_per_epoch: int | None, epoch_i
     return ticks_per_epoch if epoch_is_over else min(samples // reference, ticks_per_epoch)
 
 
+def steps_at(samples: int, batch_size: int, samples_per_epoch: int) -> int:
+    """Turns a milestone, or the length of a warm-up, from samples into steps of a schedule.
+
+    A schedule wants to be told in steps of the batch size that the run begins with; `SampleClock` sees to it that
+    they come by samples. With N samples an epoch and the batch size B, n samples are
+
+        floor(n / N) * ceil(N / B) + floor((n mod N) / B)
+
+    steps: each epoch's last, partial step counts as a step, and a step that n falls into does not.
+
+    Args:
+        samples: Samples n from the beginning of the run, over all ranks.
+        batch_size: The batch size B that the run begins with, in samples per optimizer step.
+        samples_per_epoch: Samples N that an epoch draws, over all ranks; with ``drop_last``, those that it keeps.
+
+    Raises:
+        ValueError: If `samples` is negative, or one of the others below 1.
+
+    Example:
+        Of 60 samples at a batch size of 8, an epoch has 8 steps. So a warm-up over 100 samples, and a milestone
+        after five epochs:
+
+        >>> steps_at(100, batch_size=8, samples_per_epoch=60)
+        13
+        >>> steps_at(5 * 60, batch_size=8, samples_per_epoch=60)
+        40
+    """
+    if samples < 0:
+        raise ValueError(f"`samples` must be 0 or more, counted from the beginning of the run, got {samples}.")
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` must be at least 1 sample, got {batch_size}.")
+    if samples_per_epoch < 1:
+        raise ValueError(f"`samples_per_epoch` must be at least 1, got {samples_per_epoch}.")
+    epochs, rest = divmod(samples, samples_per_epoch)
+    return epochs * math.ceil(samples_per_epoch / batch_size) + rest // batch_size
+
+
 class SampleClock:
     """Steps the learning-rate schedulers that count steps by samples instead.
 
@@ -145,6 +195,11 @@ class SampleClock:
 
     Lightning steps a scheduler whose interval is "step" or "epoch"; those with "step" get another word, for as
     long as this clock runs. `ReduceLROnPlateau` and schedulers with "epoch" are right already, and left alone.
+
+    A schedule is sized when the run begins, as by ``trainer.estimated_stepping_batches`` in
+    ``configure_optimizers`` or by `steps_at`. That estimate is all epochs at the batch size of the present one: after
+    a change it tells neither how many steps the run takes, nor how many ticks the schedule has. It is not asked here:
+    the steps of an epoch are counted once, at the start, and kept in checkpoints.
 
     Args:
         configs: The Trainer's ``lr_scheduler_configs``.

@@ -150,6 +150,9 @@ class EpochMeter:
         >>> measured = meter.compute()
         >>> measured.samples, measured.loss, measured.optimizer_steps, measured.gradient_norm
         (3, 2.0, 2, 2.0)
+
+    Attributes:
+        whole: Whether the last step was one of as many samples as it should be.
     """
 
     def __init__(self, mean_every: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -163,7 +166,7 @@ class EpochMeter:
         self.optimizer_steps = 0
         self.samples = 0
         self._samples_of_step = 0
-        self._whole = True  # the last step; another one on the same samples is as whole
+        self.whole = True  # the last step; another one on the same samples is as whole
         self._losses: Tensor | None = None  # the sum of loss x samples, and the samples behind it
         self._learning_rate: float | Tensor | None = None
         self._seconds = 0.0
@@ -208,8 +211,8 @@ class EpochMeter:
         self.optimizer_steps += 1
         self._learning_rate = learning_rate
         if self._samples_of_step:
-            self._whole = self._samples_of_step >= full_step
-        self.gradients.update(gradients, scale, counts=self._whole)
+            self.whole = self._samples_of_step >= full_step
+        self.gradients.update(gradients, scale, counts=self.whole)
         self._samples_of_step = 0
 
     def begin_step_again(self) -> None:

@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed
 
-__all__ = ["component_count", "component_sum", "component_variance", "gradient_norm", "squared_norm"]
+__all__ = [
+    "component_count",
+    "component_sum",
+    "component_variance",
+    "gradient_norm",
+    "inner_product",
+    "squared_norm",
+    "two_batch_estimates",
+]
 
+_Number = TypeVar("_Number", float, Tensor)
 _Sharding = tuple[Any, tuple[int, ...]]  # a device mesh, and its dimensions that split a tensor
 _WHOLE: _Sharding = (None, ())
 
@@ -114,6 +123,82 @@ def component_variance(gradients: Sequence[Tensor]) -> Tensor:
     return squared_norm(gradients) / n - (component_sum(gradients) / n).square()
 
 
+def inner_product(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Returns ``<a, b>``, the sum over all components of the products of two gradients.
+
+    Args:
+        first: Tensors of any shapes, at least one.
+        second: As many, of the same shapes. Each lies where its counterpart does, and is sharded as it is.
+
+    Returns:
+        A scalar on the device of the first tensor, accumulated in float32 or better within a part of a tensor
+        and in float64 between the parts, where the device has it.
+
+    Raises:
+        ValueError: If there are no tensors, or the two have not the same shapes or are not sharded alike.
+
+    Example:
+        >>> inner_product([torch.tensor([3.0]), torch.ones(1, 2)], [torch.tensor([4.0]), torch.ones(1, 2)]).item()
+        14.0
+    """
+    if not first or [tensor.shape for tensor in first] != [tensor.shape for tensor in second]:
+        raise ValueError(
+            "`first` and `second` must hold tensors of the same shapes, at least one, got "
+            f"{[tuple(tensor.shape) for tensor in first]} and {[tuple(tensor.shape) for tensor in second]}."
+        )
+    ones, others = _by_sharding(first), _by_sharding(second)
+    if {key: len(parts) for key, parts in ones.items()} != {key: len(parts) for key, parts in others.items()}:
+        raise ValueError("`first` and `second` must be sharded alike.")
+    device = first[0].device
+    totals = [
+        _add_over_ranks(_add(_products(parts, others[sharding]), device), sharding) for sharding, parts in ones.items()
+    ]
+    return _add(totals, device)
+
+
+def two_batch_estimates(
+    small_squared: _Number, big_squared: _Number, b_small: float, b_big: float
+) -> tuple[_Number, _Number]:
+    """Returns unbiased estimates of ``|G|^2`` and ``tr(Sigma)`` from mean gradients over two numbers of samples.
+
+    ::
+
+        |G|^2     = (b_big |g_big|^2 - b_small |g_small|^2) / (b_big - b_small)
+        tr(Sigma) = (|g_small|^2 - |g_big|^2) / (1/b_small - 1/b_big)
+
+    G is the true gradient and Sigma the covariance of the gradients of single samples. Both follow from
+    ``E|g_b|^2 = |G|^2 + tr(Sigma)/b`` for the mean gradient ``g_b`` over b samples. They are linear in the squared
+    norms: whether those are averaged first, or the estimates afterwards, is the same.
+
+    Source: McCandlish et al., arXiv 1812.06162, appendix A.1.
+
+    Note:
+        Either may come out negative, and neither says anything alone: where the noise prevails, ``|G|^2`` is a
+        small difference of large numbers. Average each over many steps, and only then divide. It is the ratio of
+        the means that is the noise scale, not the mean of the ratios.
+
+    Args:
+        small_squared: ``|g_small|^2``, a number or a tensor.
+        big_squared: ``|g_big|^2``, likewise.
+        b_small: Samples behind the former.
+        b_big: Samples behind the latter; more of them.
+
+    Returns:
+        ``|G|^2``, and ``tr(Sigma)`` for one sample. Their ratio is in samples.
+
+    Raises:
+        ValueError: If the sizes are not ``0 < b_small < b_big``.
+
+    Example:
+        >>> two_batch_estimates(small_squared=1 + 80 / 16, big_squared=1 + 80 / 64, b_small=16, b_big=64)
+        (1.0, 80.0)
+    """
+    if not 0 < b_small < b_big:
+        raise ValueError(f"`b_small` must be positive and below `b_big`, got {b_small} and {b_big}.")
+    squared = (b_big * big_squared - b_small * small_squared) / (b_big - b_small)
+    return squared, (small_squared - big_squared) / (1 / b_small - 1 / b_big)
+
+
 def _squared_norms(group: list[Tensor]) -> Tensor:
     dtype, rows = _accumulation_type(group[0]), list[Tensor]()
     if group[0].device.type == "cpu":
@@ -132,13 +217,46 @@ def _in_rows(group: list[Tensor], length: int = 1 << 12) -> tuple[list[Tensor], 
         if tensor.numel() <= length:
             short.append(tensor)
             continue
-        in_memory_order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-        flat = tensor.permute(in_memory_order).reshape(-1)
+        flat = tensor.permute(_memory_order(tensor)).reshape(-1)
         whole = flat.numel() - flat.numel() % length
         matrices.append(flat[:whole].view(-1, length))
         if whole < flat.numel():
             short.append(flat[whole:])
     return short, matrices
+
+
+def _memory_order(tensor: Tensor) -> list[int]:
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def _products(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    """Returns the sum of the products of the pairs, one for each device."""
+    products: dict[torch.device, list[Tensor]] = defaultdict(list)
+    for one, other in zip(first, second, strict=True):
+        sparse = one.is_sparse or other.is_sparse
+        products[one.device] += [_sparse_product(one, other)] if sparse else _dot_products(one, other)
+    return [torch.stack(parts).to(total_type(device)).sum() for device, parts in products.items()]
+
+
+def _dot_products(one: Tensor, other: Tensor) -> list[Tensor]:
+    """Returns the dot products of the parts of two dense tensors; of half precision, a part at a time is copied."""
+    dtype, length = torch.promote_types(_accumulation_type(one), other.dtype), 1 << 24
+    if one.device.type == "cpu":
+        # One sum on the CPU over millions of products loses digits in float32; with few bits in each, thousands do.
+        length, dtype = 1 << 16, torch.float64 if one.dtype.itemsize < dtype.itemsize else dtype
+    order = _memory_order(one)
+    parts = zip(*(torch.split(tensor.permute(order).reshape(-1), length) for tensor in (one, other)), strict=True)
+    return [torch.dot(part.to(dtype), other_part.to(dtype)) for part, other_part in parts]
+
+
+def _sparse_product(one: Tensor, other: Tensor) -> Tensor:
+    """Returns the dot product of two tensors of which at least one is sparse: a component that it lacks is zero."""
+    if not one.is_sparse:
+        one, other = other, one
+    one = one.coalesce()
+    dtype = torch.promote_types(_accumulation_type(one), other.dtype)
+    there = other.coalesce().sparse_mask(one).coalesce() if other.is_sparse else other.sparse_mask(one)
+    return (one.values().to(dtype) * there.values().to(dtype)).sum()
 
 
 def _sums(group: list[Tensor]) -> Tensor:

@@ -13,8 +13,10 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_deba import DEBA, Decision, EpochRecord, Grant, read_history, replay
+from lightning_deba.characterization import Characterization
 from lightning_deba.cli import COMMANDS, main
 from lightning_deba.cli.errors import in_one_line
+from lightning_deba.policies.registry import policy_info
 from lightning_deba.presets import get_preset, list_presets, match_preset
 from lightning_deba.records import to_line
 
@@ -133,8 +135,10 @@ def test_all_presets_are_listed_with_their_numbers(capsys):
     assert main(["presets"]) == 0
     rows = {row[0]: row for row in shown(capsys)}
     assert list(rows) == list_presets()
-    for name, (_, confidence, stability, cooldown, architectures, source) in rows.items():
+    for name, (_, confidence, stability, cooldown, score, verdict, architectures, source) in rows.items():
         policy = get_preset(name).policy
+        assert score == ("-" if get_preset(name).score is None else f"{get_preset(name).score:.2f}")
+        assert verdict == (get_preset(name).verdict or "-")
         assert (float(confidence), float(stability)) == (policy.confidence_threshold, policy.stability_threshold)
         assert int(cooldown) == policy.cooldown
         assert ", ".join(get_preset(name).architectures).startswith(architectures.rstrip("…"))
@@ -161,6 +165,56 @@ def test_a_preset_is_shown_whole_by_its_name_or_by_a_model_s(name, capsys):
         assert text in words
     for field, value in vars(preset.policy).items():
         assert f"{field} {value}" in words
+
+
+# Policies
+
+
+def test_the_policies_are_listed_by_pattern(capsys):
+    assert main(["policies", "*batch"]) == 0
+    assert [row[:2] for row in shown(capsys)] == [
+        [name, policy_info(name).description] for name in ("AdaBatch", "DiveBatch")
+    ]
+    assert main(["policies", "nobody"]) == 2
+    assert "no policy is named 'nobody'" in capsys.readouterr().err
+
+
+# Characterization
+
+CHARACTERIZE = [
+    *["characterize", "--model", "ImageClassifier", "--model.model_name", "test_resnet", "--model.lr", "0.01"],
+    *["--data", "DigitsDataModule", "--data.train_samples", "64", "--data.image_size", "16", "--data.batch_size", "16"],
+    *["--epochs", "9", "--seeds", "2", "--batch_sizes", "[16, 32]", "--threads", "1"],
+]
+
+
+def test_a_characterization_writes_profile_preset_and_page(tmp_path, capsys):
+    assert main(CHARACTERIZE) == 0
+    shown = capsys.readouterr().out
+    found = Characterization.read("profile.json")
+    assert [len(history) for history in found.profile.histories] == [9, 9]
+    assert found.about["command"] == "lightning-deba " + " ".join(CHARACTERIZE)
+    preset = match_preset("profile.yaml")
+    assert (preset.name, preset.architectures) == ("test_resnet_own", ("test_resnet",))
+    assert (preset.policy, preset.verdict) == (found.policy, found.verdict.word)
+    assert found.verdict.word in shown
+    assert found.verdict.word.replace("'", "&#39;") in Path("profile.html").read_text()
+    # Once more: nothing is trained again, and the same is found.
+    assert main(CHARACTERIZE) == 0
+    assert Characterization.read("profile.json") == found
+    assert main(["fit", *SMALL, "--trainer.callbacks.preset", "profile.yaml"]) == 0
+
+
+@pytest.mark.parametrize("output", ["nowhere/profile.json", "."])
+def test_an_output_that_cannot_be_written_is_found_before_the_runs(output, capsys):
+    assert main([*CHARACTERIZE, "-o", output]) == 2
+    assert "`output` must be a file in a folder that can be written to" in capsys.readouterr().err
+    assert not list(Path().rglob("history.jsonl"))
+
+
+def test_too_few_epochs_to_characterize_are_one_clear_line(capsys):
+    assert main([*CHARACTERIZE, "--epochs", "5"]) == 2
+    assert "`epochs` must be at least 8 to say anything, got 5" in capsys.readouterr().err
 
 
 # Replay

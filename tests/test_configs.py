@@ -9,6 +9,8 @@ import pytest
 import yaml
 
 from lightning_deba import DEBA, BatchSizeScheduler, Hold, read_history
+from lightning_deba.characterization import Characterization
+from lightning_deba.cli import main
 from lightning_deba.cli.training import TrainingCLI
 from tests.datasets import write_cifar, write_fashion_mnist
 
@@ -57,7 +59,7 @@ DATA = {"digits": (10, 1), "fashion_mnist": (10, 1), "cifar10": (10, 3), "cifar1
 def test_every_file_is_trained_with_here():
     assert names("model") == set(MODELS)
     assert names("data") == set(DATA)
-    assert names(".") == {"quickstart", "deba", "fixed", "fashion_small"}
+    assert names(".") == {"quickstart", "deba", "fixed", "fashion_small", "characterize"}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -121,6 +123,15 @@ def test_the_small_comparison_starts_as_the_readme_says(tmp_path):
     (record,) = read_history(cli.trainer.log_dir).history
     assert (record.batch_size, record.samples, record.learning_rate) == (32, 40, 0.05)
     assert not cli.datamodule.augment
+
+
+def test_a_characterization_takes_a_model_from_another_file():
+    files = ["--config", str(CONFIGS / "characterize.yaml"), "--config", str(CONFIGS / "model" / "resnet18.yaml")]
+    small = ["--data.train_samples", "40", "--epochs", "8", "--seeds", "1", "--batch_sizes", "[16, 32]"]
+    assert main(["characterize", *files, *TINY, *small]) == 0
+    found = Characterization.read("profile.json")
+    assert (found.profile.batch_size, len(found.profile.histories[0])) == (16, 8)
+    assert found.profile.histories[0][0].learning_rate == 0.05
 
 
 def test_the_quickstart_learns_and_changes_the_batch_size():

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as schedulers
 
+from lightning_deba import steps_at
 from lightning_deba.learning_rate import SampleClock, ScaledSteps, scaling_rule, ticks_due
 
 SAMPLES, SIZE, EPOCHS = 60, 8, 6  # the last step of an epoch is a partial one
@@ -133,6 +134,29 @@ def test_a_rate_that_the_closure_sets_stands():
     assert rates_of(optimizer) == [0.5, 0.02]
 
 
+@pytest.mark.parametrize("kind", [SGD, Adam])
+def test_of_a_step_that_fails_nothing_stays(kind):
+    optimizer = new_optimizer(kind)
+    steps = ScaledSteps([optimizer], scaling_rule("linear"), scale_beta2=True)
+    steps.ratio, own, saved = 2.0, [dict(group) for group in optimizer.param_groups], []
+
+    def out_of_memory():
+        saved.append(optimizer.state_dict()["param_groups"])
+        raise MemoryError
+
+    for _ in range(2):  # the next step does not find the factor put on already
+        with pytest.raises(MemoryError):
+            optimizer.step(out_of_memory)
+        assert rates_of(optimizer) == [0.1, 0.04]
+    for groups in [*saved, optimizer.state_dict()["param_groups"]]:
+        assert [(group["lr"], group.get("betas")) for group in groups] == [
+            (group["lr"], group.get("betas")) for group in own
+        ]
+    steps.remove()
+    assert optimizer.param_groups == own
+    assert optimizer.state_dict()["param_groups"] == groups
+
+
 def test_removed_it_leaves_the_optimizer_alone():
     optimizer = new_optimizer()
     steps = ScaledSteps([optimizer], scaling_rule("linear"))
@@ -170,3 +194,28 @@ def test_ticks_never_go_back_and_an_epoch_has_all_of_them(sizes, reference):
         assert due <= per_epoch
         ticks = due
     assert ticks == per_epoch == ticks_due(total, reference, None, epoch_is_over=True)
+
+
+def steps_by_counting(samples, batch_size, samples_per_epoch):
+    steps = in_step = in_epoch = 0
+    for _ in range(samples):
+        in_step, in_epoch = in_step + 1, in_epoch + 1
+        if in_step == batch_size or in_epoch == samples_per_epoch:
+            steps, in_step = steps + 1, 0
+        if in_epoch == samples_per_epoch:
+            in_epoch = 0
+    return steps
+
+
+@given(st.integers(0, 2000), st.integers(1, 64), st.integers(1, 300))
+def test_steps_at_a_sample_are_those_of_a_run_that_is_counted(samples, batch_size, samples_per_epoch):
+    assert steps_at(samples, batch_size, samples_per_epoch) == steps_by_counting(samples, batch_size, samples_per_epoch)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [((-1, 8, 60), "`samples`"), ((100, 0, 60), "`batch_size`"), ((100, 8, 0), "`samples_per_epoch`")],
+)
+def test_what_is_no_number_of_samples_is_refused(arguments, named):
+    with pytest.raises(ValueError, match=f"^{named} must be"):
+        steps_at(*arguments)

@@ -9,7 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
-from lightning_deba.statistics import component_count, component_sum, component_variance, gradient_norm, squared_norm
+from lightning_deba.statistics import (
+    component_count,
+    component_sum,
+    component_variance,
+    gradient_norm,
+    inner_product,
+    squared_norm,
+    two_batch_estimates,
+)
 
 STATISTICS = [squared_norm, component_sum, gradient_norm, component_variance]
 
@@ -150,6 +158,94 @@ def test_of_half_precision_no_more_than_one_tensor_is_copied_at_a_time(statistic
     """A CPU has no sum of half precision, so torch makes it a float32 one by one."""
     gradients = [torch.zeros(100, 100, dtype=kind) for _ in range(10)]
     assert largest_allocation(statistic, gradients) <= 4 * gradients[0].numel()
+
+
+def another(gradients):
+    """Other gradients of the same shapes, types and layouts."""
+    return [torch.randn(gradient.shape).to(gradient.dtype).mul(gradient) for gradient in gradients]
+
+
+def check_product(first, second, rel=1e-6):
+    one, other = flat(first), flat(second)
+    size = rel * np.linalg.norm(one) * np.linalg.norm(other)
+    assert inner_product(first, second).item() == pytest.approx(one @ other, rel=0, abs=size)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_an_inner_product_is_that_of_numpy(name):
+    gradients = GRADIENTS[name]()
+    other = another(gradients)
+    check_product(gradients, gradients)
+    check_product(gradients, other)
+    check_product(other, gradients)
+    check_product(gradients, [gradient.to_dense().contiguous() for gradient in other])
+    check_product([gradient.to_dense() for gradient in other], gradients)
+
+
+def test_an_inner_product_of_sparse_gradients_is_that_of_what_both_hold():
+    check_product([embedding_gradient()], [embedding_gradient()])
+    one, other = (torch.sparse_coo_tensor(at, [3.0, 4.0], (10,), check_invariants=True) for at in ([[1, 1]], [[1, 2]]))
+    assert inner_product([one], [other]).item() == 21
+    assert inner_product([one], [torch.sparse_coo_tensor([[5]], [1.0], (10,), check_invariants=True)]).item() == 0
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_an_inner_product_of_millions_loses_no_digit(kind):
+    gradient = [(torch.randn(4_000_000) + 1).to(kind)]
+    check_product(gradient, gradient)
+    assert inner_product(gradient, gradient).item() == pytest.approx(squared_norm(gradient).item(), rel=1e-6)
+
+
+def test_an_inner_product_waits_for_no_device_and_shows_what_is_not_finite():
+    gradients = [torch.ones(3, 4, device="meta"), torch.ones(5, device="meta", dtype=torch.float16)]
+    assert inner_product(gradients, gradients).is_meta
+    total = inner_product([torch.ones(3).half(), torch.ones(2)], [torch.ones(3), torch.ones(2)])
+    assert (total.shape, total.dtype, total.item()) == ((), torch.float64, 5)
+    assert not inner_product([torch.ones(2)], [torch.tensor([1.0, float("inf")])]).isfinite()
+
+
+@pytest.mark.parametrize("layout", [torch.clone, torch.t], ids=["plain", "t"])
+def test_an_inner_product_copies_nothing(layout):
+    gradients = [layout(torch.zeros(400, 400)) for _ in range(10)]
+    assert largest_allocation(lambda first: inner_product(first, first), gradients) <= 8 * 10 * 3
+    half = [gradient.half() for gradient in gradients]
+    assert largest_allocation(lambda first: inner_product(first, first), half) <= 8 * (1 << 16)
+
+
+@pytest.mark.parametrize(
+    "second", [[], [torch.ones(3)], [torch.ones(2), torch.ones(1)], [torch.ones(1, 3), torch.ones(2)]]
+)
+def test_gradients_of_other_shapes_have_no_inner_product(second):
+    with pytest.raises(ValueError, match=r"^`first` and `second` must hold tensors of the same shapes"):
+        inner_product([torch.ones(3), torch.ones(2)] if second else [], second)
+
+
+@given(
+    squared=st.floats(0, 1e3),
+    covariance=st.floats(0, 1e6),
+    small=st.floats(1, 1e4),
+    ratio=st.floats(1.5, 100),
+)
+def test_two_batches_tell_what_is_behind_their_expectations(squared, covariance, small, ratio):
+    """Solves the two equations ``E|g_b|^2 = |G|^2 + tr(Sigma)/b``."""
+    big = ratio * small
+    norms = squared + covariance / small, squared + covariance / big
+    found = two_batch_estimates(*norms, small, big)
+    assert found == pytest.approx((squared, covariance), rel=1e-6, abs=1e-6 * (norms[0] + covariance))
+    of_tensors = two_batch_estimates(*(torch.tensor(norm, dtype=torch.float64) for norm in norms), small, big)
+    assert [tensor.item() for tensor in of_tensors] == pytest.approx(found, rel=1e-9, abs=1e-9 * norms[0] * small)
+
+
+def test_the_estimates_may_be_negative_and_their_tensors_stay_on_the_device():
+    assert two_batch_estimates(2.0, 4.0, 1, 2) == (6.0, -4.0)
+    assert two_batch_estimates(4.0, 1.0, 1, 2) == (-2.0, 6.0)
+    assert all(found.is_meta for found in two_batch_estimates(*torch.ones(2, device="meta"), 1, 2))
+
+
+@pytest.mark.parametrize(("small", "big"), [(0, 2), (2, 2), (3, 2), (-1, 2)])
+def test_two_batches_of_one_size_are_refused(small, big):
+    with pytest.raises(ValueError, match=f"^`b_small` must be positive and below `b_big`, got {small} and {big}"):
+        two_batch_estimates(1.0, 1.0, small, big)
 
 
 def largest_allocation(function, gradients):

@@ -3,14 +3,16 @@
 Adaptive batch sizes for PyTorch Lightning.
 
 To train, with Lightning:
-  fit        train; alone it trains a small network on handwritten digits
-  validate   evaluate on the validation images
-  test       evaluate on the test images
+  fit           train; alone it trains a small network on handwritten digits
+  validate      evaluate on the validation images
+  test          evaluate on the test images
+  characterize  train with a fixed batch size, and tell which preset suits and whether it pays
 
 To look at what is known:
-  presets    list the presets; `presets show MODEL` shows the one for a model
-  replay     what would another policy have decided in a recorded run?
-  report     write one HTML page about one run or several
+  presets       list the presets; `presets show MODEL` shows the one for a model
+  policies      list the policies
+  replay        what would another policy have decided in a recorded run?
+  report        write one HTML page about one run or several
 
 `lightning-deba COMMAND --help` explains a command. JSONARGPARSE_DEBUG=true shows the trace of an error.
 """  # noqa: D415  # it is what `--help` prints
@@ -35,9 +37,17 @@ def _train(command: str, args: list[str]) -> None:
     train([command, *args])
 
 
+def _characterize(args: list[str]) -> None:
+    from lightning_deba.cli.characterizing import run  # imports Lightning as well
+
+    run(args)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     **{command: partial(_train, command) for command in ("fit", "validate", "test")},
+    "characterize": _characterize,
     "presets": commands.presets,
+    "policies": commands.list_of_policies,
     "replay": commands.replay,
     "report": commands.report,
 }

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from lightning_deba import policies
 from lightning_deba.policies import DEBA
+from lightning_deba.policies.registry import list_policies, policy_info
 from lightning_deba.presets import Preset, get_preset, list_presets, match_preset
 from lightning_deba.records import Decision, History, read_history
 
@@ -31,6 +32,16 @@ def presets(args: list[str]) -> None:
     if not found:
         raise ValueError(f"no preset is named {pattern!r}; `lightning-deba presets show MODEL` finds that of a model")
     _print(presets_table(found))
+
+
+def list_of_policies(args: list[str]) -> None:
+    """Lists the policies."""
+    parser = _parser("policies", "List the policies, each with what it does and where it comes from.")
+    parser.add_argument("pattern", nargs="?", default="*", help="which names to list, such as '*batch'")
+    pattern = parser.parse_args(args).pattern
+    if not list_policies(pattern):
+        raise ValueError(f"no policy is named {pattern!r}; `lightning-deba policies` lists them all")
+    _print(policies_table(pattern))
 
 
 def replay(args: list[str]) -> None:
@@ -71,14 +82,26 @@ def report(args: list[str]) -> None:
 
 def presets_table(found: list[Preset]) -> Table:
     """Lays out presets, one a row, each cell cut off where the terminal is too narrow for it."""
-    table = _table("preset", "confidence", "stability", "cooldown", expand=True)
+    table = _table("preset", "confidence", "stability", "cooldown", "score", "verdict", expand=True)
     for long in ("architectures", "source"):
         table.add_column(long, no_wrap=True, ratio=1)
     for preset in found:
         parameters = vars(preset.policy)
         names = ("confidence_threshold", "stability_threshold", "cooldown")
         numbers = (f"{parameters[name]:g}" for name in names)
-        table.add_row(preset.name, *numbers, ", ".join(preset.architectures), preset.source)
+        evidence = ("-", "-") if preset.score is None else (f"{preset.score:.2f}", preset.verdict)
+        table.add_row(preset.name, *numbers, *evidence, ", ".join(preset.architectures), preset.source)
+    return table
+
+
+def policies_table(pattern: str) -> Table:
+    """Lays out the policies whose names match a pattern."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for column in ("policy", "what it does", "source"):
+        table.add_column(column)
+    for name in list_policies(pattern):
+        row = policy_info(name)
+        table.add_row(row.name, row.description, row.source)
     return table
 
 
@@ -89,6 +112,8 @@ def preset_table(preset: Preset) -> Table:
         "name": preset.name,
         "architectures": ", ".join(preset.architectures),
         **vars(preset.policy),
+        "score": preset.score,
+        "verdict": preset.verdict,
         "source": preset.source,
         "note": preset.note,
     }

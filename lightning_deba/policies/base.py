@@ -51,6 +51,18 @@ class Hold:
         return Decision(history[-1].batch_size, "fixed batch size")
 
 
+def needs_noise_scale(policy: BatchSizePolicy) -> bool:
+    """Whether a policy decides by the noise scale, which is only measured where somebody needs it.
+
+    A policy says so by an attribute ``needs_noise_scale`` that is true.
+
+    Example:
+        >>> needs_noise_scale(Hold())
+        False
+    """
+    return bool(getattr(policy, "needs_noise_scale", False))
+
+
 def replay(policy: BatchSizePolicy, history: History) -> list[Decision]:
     """Tells what `policy` would have decided at the end of every epoch of a recorded run.
 

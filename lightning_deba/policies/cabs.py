@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_deba.policies.base import check, cooling, measured
 from lightning_deba.policies.noise import within_band
@@ -43,6 +44,8 @@ class CABS:
         >>> CABS()(run).batch_size
         80
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     decay: float = 0.95
     dead_band: float = 0.1

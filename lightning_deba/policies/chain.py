@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_deba.policies.base import BatchSizePolicy, check
+from lightning_deba.policies.base import BatchSizePolicy, check, needs_noise_scale
 from lightning_deba.records import Decision, History
 
 
@@ -43,6 +43,11 @@ class Chain:
         holds = holds and all(callable(policy) and not isinstance(policy, type) for policy in self.policies)
         check(self, "policies", holds, "one policy or more, such as [Plateau(), DEBA()]")
         object.__setattr__(self, "policies", tuple(self.policies))
+
+    @property
+    def needs_noise_scale(self) -> bool:
+        """Whether one of them does."""
+        return any(needs_noise_scale(policy) for policy in self.policies)
 
     def __call__(self, history: History, /) -> Decision:
         """Decides the batch size of the next epoch."""

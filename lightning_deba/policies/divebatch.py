@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_deba.policies.base import check, is_whole
 from lightning_deba.policies.noise import WINDOW, check_window, noise_scale
@@ -40,6 +41,8 @@ class DiveBatch:
         >>> DiveBatch()(run).batch_size, DiveBatch()(run[:-1]).batch_size
         (100, 32)
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     delta: float = 0.1
     every: int = 20

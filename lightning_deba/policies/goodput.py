@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lightning_deba.policies.base import check, cooling, is_whole
 from lightning_deba.policies.noise import WINDOW, NoiseEstimate, check_window, noise_scale
@@ -125,6 +125,8 @@ class Goodput:
         >>> policy(run).batch_size, f"{policy(run).signals['goodput_gain']:.0%}"
         (128, '137%')
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     min_gain: float = 0.05
     max_jump: float = 4.0

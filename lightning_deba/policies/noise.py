@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from lightning_deba.policies.base import check, cooling, is_whole, measured, scaled
 from lightning_deba.records import Decision, History
@@ -144,6 +144,8 @@ class NoiseScale:
         >>> NoiseScale()(run).batch_size, NoiseScale(target=0.1)(run).batch_size
         (64, 50)
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     target: float = 1.0
     step: float = 2.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_deba.policies.base import check
 from lightning_deba.policies.noise import WINDOW, check_window, noise_scale
@@ -39,6 +40,8 @@ class NormTest:
         >>> NormTest(eta=0.5)(run).batch_size
         400
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     eta: float = 0.5
     window: int | None = WINDOW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lightning_deba.policies.base import check, cooling, scaled
 from lightning_deba.policies.noise import WINDOW, check_window, noise_scale
@@ -45,6 +46,8 @@ class SimiGrad:
         >>> SimiGrad(target=0.2)(run).batch_size, SimiGrad(target=0.05)(run).batch_size
         (110, 90)
     """
+
+    needs_noise_scale: ClassVar[bool] = True
 
     target: float = 0.2
     growth: float = 1.1

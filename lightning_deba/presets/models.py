@@ -38,13 +38,26 @@ def preset_for(module: HasModules) -> Preset:
         >>> preset_for(nn.Sequential(timm.create_model("mobilenetv3_small_050"), nn.Softmax(dim=1))).name
         'mobilenet'
     """
-    for inner in module.modules():
-        if architecture := _timm_architecture(inner) or _torchvision_architecture(inner):
-            return fitting_preset(bare_name(architecture)) or get_preset("generic")
+    if architecture := architecture_in(module):
+        return fitting_preset(architecture) or get_preset("generic")
     raise ValueError(
         f"No timm or torchvision model found inside {type(module).__name__}: pass `preset=`, "
         'such as `preset="resnet18"`, or `policy=`.'
     )
+
+
+def architecture_in(module: HasModules) -> str | None:
+    """Returns the bare name of the timm or torchvision architecture inside a module; see `preset_for`.
+
+    Example:
+        >>> import timm
+        >>> architecture_in(timm.create_model("resnet18"))
+        'resnet18'
+    """
+    for inner in module.modules():
+        if architecture := _timm_architecture(inner) or _torchvision_architecture(inner):
+            return bare_name(architecture)
+    return None
 
 
 def _timm_architecture(module: object) -> str | None:

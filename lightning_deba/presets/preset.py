@@ -19,6 +19,8 @@ class Preset:
         policy: The policy, usually a `DEBA`.
         source: Where its numbers come from. Mandatory: numbers without a source are worth nothing.
         note: What to know before using it, in a line.
+        score: Stability score of the baseline runs that it was calibrated from, if it was.
+        verdict: Verdict on them: "adapt", "marginal" or "don't adapt"; empty where there were none.
 
     Raises:
         ValueError: If `name` or `source` is empty, or `architectures` is a single text.
@@ -37,6 +39,8 @@ class Preset:
     policy: BatchSizePolicy
     source: str
     note: str = ""
+    score: float | None = None
+    verdict: str = ""
 
     def __post_init__(self) -> None:
         for field in ("name", "source"):

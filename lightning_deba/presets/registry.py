@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from fnmatch import filter as matching
 
+from lightning_deba.presets.files import read_preset
 from lightning_deba.presets.preset import Preset
 from lightning_deba.presets.shipped import SHIPPED
 
@@ -61,14 +62,16 @@ def match_preset(model_name: str) -> Preset:
     """Finds the preset for a model by its name. No model is built.
 
     Args:
-        model_name: A model of timm or torchvision, with or without tag and hub prefix, or a preset's own name.
+        model_name: A model of timm or torchvision, with or without tag and hub prefix, a preset's own name, or the
+            path of a YAML file with a preset.
 
     Returns:
         The preset whose architectures the name fits, the last registered of several; for any other model
         that timm or torchvision knows, ``generic``, whose `note` suggests a characterization.
 
     Raises:
-        ValueError: If nobody knows the name.
+        ValueError: If nobody knows the name, or the file is not a preset.
+        FileNotFoundError: If there is no such file.
 
     Note:
         Only a name that fits no preset is looked up in timm and torchvision, which imports them.
@@ -81,6 +84,8 @@ def match_preset(model_name: str) -> Preset:
     """
     if model_name in _PRESETS:
         return _PRESETS[model_name]
+    if model_name.endswith((".yaml", ".yml")):
+        return read_preset(model_name)
     architecture = bare_name(model_name)
     if preset := fitting_preset(architecture):
         return preset

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jinja2 import Environment
+from jinja2 import Environment, FunctionLoader
 from markupsafe import Markup, escape
 from matplotlib import rc_context
 
@@ -73,17 +73,7 @@ def write_report(runs: Sequence[Path | str] | Path | str, output: Path | str | N
     found = read_runs(paths)
     first = Path(paths[0])
     target = Path(output) if output is not None else first.parent if first.is_file() else first
-    if target.is_dir():
-        target = target / "report.html"
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(_page(found), encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise type(error)(
-            f"`output` must be a file that can be written, got '{target}': {error.strerror}. "
-            'Pass another, such as output="report.html".'
-        ) from error
-    return target
+    return save(_page(found), target, "report.html")
 
 
 def write_figure(run: Path | str, output: Path | str) -> Path:
@@ -111,11 +101,9 @@ def write_figure(run: Path | str, output: Path | str) -> Path:
 
 def _page(runs: Sequence[Run]) -> str:
     """Fills in the template."""
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["coded"] = _coded
-    template = environment.from_string(files(__package__).joinpath("page.html.j2").read_text("utf-8"))
     cards, missing = draw_cards(runs)
-    return template.render(
+    return render(
+        "page.html.j2",
         runs=runs,
         summaries=[_summary(run) for run in runs],
         cards=cards,
@@ -124,10 +112,32 @@ def _page(runs: Sequence[Run]) -> str:
         settings=_settings(runs),
         most_problems=_MOST_PROBLEMS,
         explains=any(card.title == "Confidence" for card in cards),
-        variables=VARIABLES,
         colors=len(COLORS),
         dashes=DASHES,
     )
+
+
+def save(page: str, target: Path, name: str) -> Path:
+    """Writes a page to a file, or by its name into a directory, and returns the file."""
+    if target.is_dir():
+        target = target / name
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(page, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise type(error)(
+            f"`output` must be a file that can be written, got '{target}': {error.strerror}. "
+            f'Pass another, such as output="{name}".'
+        ) from error
+    return target
+
+
+def render(template: str, **values: Any) -> str:
+    """Fills in a template of this room; every text is escaped, and the page's style knows its colours."""
+    loader = FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8"))
+    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["coded"] = _coded
+    return environment.get_template(template).render(values, variables=VARIABLES)
 
 
 def _coded(text: str) -> Markup:

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
 from lightning_deba.meter import EpochMeter
+from lightning_deba.noise_meter import NoiseScaleMeter
 from tests.runs import Linear, Samples, Sizes, trainer_of
 
 
@@ -53,6 +54,78 @@ def test_gradient_statistics_cost_at_most_one_percent_of_a_step(name, benchmark,
     benchmark.pedantic(measure, rounds=5 if enabled else 1)
     if enabled:
         assert share <= 0.010
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_100"])
+def test_coupling_the_learning_rate_costs_at_most_two_thousandths_of_a_step(name, benchmark, enabled):
+    """At twice the first batch size, where a step makes two ticks, those of the schedule itself included."""
+    from lightning.pytorch.utilities.types import LRSchedulerConfig
+
+    from lightning_deba.learning_rate import SampleClock, ScaledSteps, scaling_rule
+
+    model = timm.create_model(name, num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
+
+    def step():
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    # An optimizer of the same parameters, which are copies without a gradient: its step does little but run hooks.
+    idle = torch.optim.SGD([parameter.detach().clone() for parameter in model.parameters()], lr=0.01, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(idle, 0.1, total_steps=10_000)
+    clock = SampleClock([LRSchedulerConfig(schedule, interval="step")], reference=32, ticks_per_epoch=10_000)
+    ScaledSteps([idle], scaling_rule("sqrt")).ratio = 2.0
+    module, samples = Linear(), 0
+
+    def couple():
+        nonlocal samples
+        samples += 64
+        idle.step()
+        clock.advance(module, samples, epoch_is_over=False)
+
+    steps, couplings = [], []
+    for _ in range(48 if enabled else 1):
+        steps.append(_seconds(step))
+        couplings.append(_seconds(couple))
+    share = statistics.median(couplings) / statistics.median(steps)
+    benchmark.extra_info["share of a step"] = f"{share:.3%}"
+    benchmark.pedantic(couple, rounds=5 if enabled else 1)
+    assert clock.ticks == samples // 32
+    if enabled:
+        assert share <= 0.002
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_100"])
+def test_the_noise_scale_of_consecutive_steps_costs_at_most_one_and_a_half_percent(name, benchmark, enabled):
+    """On the average over the steps, of which two in each `every` measure."""
+    model = timm.create_model(name, num_classes=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images, labels = torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
+    meter = NoiseScaleMeter("consecutive")
+
+    def step():
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    def measure():
+        meter.step(gradients, samples=64)
+
+    steps, measures = [], [[] for _ in range(meter.every)]
+    for index in range(6 * meter.every if enabled else 2):
+        steps.append(_seconds(step))
+        gradients = [parameter.grad for parameter in model.parameters()]
+        measures[index % meter.every].append(_seconds(measure))
+    each = [statistics.median(seconds) for seconds in measures if seconds]
+    share = statistics.mean(each) / statistics.median(steps)
+    benchmark.extra_info["share of a step"] = f"{share:.2%}"
+    benchmark.extra_info["both measuring steps"] = f"{sum(each[:2]) * 1e3:.1f} ms"
+    benchmark.pedantic(measure, rounds=meter.every if enabled else 1)
+    assert meter.compute().samples > 0
+    if enabled:
+        assert share <= 0.015
 
 
 def test_an_in_place_change_costs_less_than_a_step_and_restarts_no_worker(benchmark, enabled, tmp_path):

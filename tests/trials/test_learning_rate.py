@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 
 import pytest
@@ -10,10 +11,14 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import LearningRateMonitor, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins import MixedPrecision
+from torch.optim import LBFGS, SGD, AdamW
+from torch.optim import lr_scheduler as schedulers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from tests.runs import Linear, run
-from tests.test_learning_rate import SCHEDULES, SIZE, TICKS, TOTAL, new_optimizer, reference_rates
+from lightning_deba import BatchSizeScheduler, steps_at
+from tests.runs import Linear, ModuleWithLoader, Sizes, run, trainer_of
+from tests.test_learning_rate import SAMPLES, SCHEDULES, SIZE, TICKS, TOTAL, new_optimizer, reference_rates
 
 CHANGES = {"grow": {0: 16, 2: 24, 4: 32}, "shrink": {0: 4, 3: 2}, "both": {0: 16, 1: 4, 3: 12}}
 LENGTH = {"max_epochs": 6, "loader_args": {"samples": 60}, "source": "datamodule"}  # as TOTAL was counted
@@ -89,17 +94,105 @@ def test_a_resumed_schedule_goes_on(name, where, tmp_path):
     assert model.optimizers().param_groups[0]["lr"] == pytest.approx(reference_rates(SCHEDULES[name])[TOTAL][0])
 
 
+@pytest.mark.parametrize("accumulation", [2, 4])
+@pytest.mark.parametrize("name", ["OneCycleLR", "CosineAnnealingLR"])
+def test_under_accumulation_the_rate_is_the_same_function_of_samples(name, accumulation, tmp_path):
+    class AtTheFirstMicroBatch(Scheduled):
+        def on_train_batch_start(self, batch, batch_idx):
+            super().on_train_batch_start(batch, batch_idx)
+            if batch_idx % self.trainer.accumulate_grad_batches:
+                self.rates.popitem()
+
+    model = AtTheFirstMicroBatch(name)
+    settings = {**LENGTH, "loader_args": {"samples": SAMPLES, "batch_size": SIZE // accumulation}}
+    done = run(CHANGES["both"], tmp_path, model=model, accumulate_grad_batches=accumulation, **settings)
+    assert [record.batch_size for record in done.scheduler.history] == [8, 16, 4, 4, 12, 12]
+    assert len(model.rates) == done.trainer.global_step
+    assert_rates_are_the_references(model)
+    assert model.optimizers().param_groups[0]["lr"] == pytest.approx(reference_rates(SCHEDULES[name])[TOTAL][0])
+
+
+class SizedByTheTrainer(Scheduled):
+    """A OneCycle schedule as Lightning's documentation has it. Notes what the Trainer estimates."""
+
+    def __init__(self) -> None:
+        super().__init__("OneCycleLR")
+        self.estimates, self.used = [], []
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        steps = self.trainer.estimated_stepping_batches
+        schedule = schedulers.OneCycleLR(optimizer, 0.1, steps, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_train_epoch_start(self):
+        self.estimates.append(self.trainer.estimated_stepping_batches)
+
+
+@pytest.mark.parametrize(
+    ("after", "estimates", "steps"),
+    [({0: 16}, [24, 12, 12], 16), ({0: 4}, [24, 48, 48], 40), ({0: 16, 1: 4}, [24, 12, 48], 28)],
+    ids=["grow", "shrink", "both"],
+)
+def test_the_trainers_estimate_moves_and_the_schedule_that_it_sized_does_not(after, estimates, steps, tmp_path):
+    fixed, model = SizedByTheTrainer(), SizedByTheTrainer()
+    run({}, tmp_path, model=fixed, source="datamodule")
+    done = run(after, tmp_path, model=model, source="datamodule")
+    assert model.estimates == estimates
+    assert done.trainer.global_step == steps == len(model.rates)
+    for (epoch, samples), rates in model.rates.items():
+        assert rates == fixed.rates[epoch, samples // 8 * 8]
+    assert model.optimizers().param_groups[0]["lr"] == fixed.optimizers().param_groups[0]["lr"] < 0.001
+
+
+# In samples: inside an epoch as inside a step of one batch size, but at the end of one for all that are tried.
+WARM_UP, MILESTONES = SAMPLES + 48, [48, 2 * SAMPLES, 3 * SAMPLES + 48, 5 * SAMPLES]
+
+
+class InSamples(Scheduled):
+    """A warm-up and milestones that were given in samples."""
+
+    def configure_optimizers(self):
+        optimizer = SGD(self.parameters(), lr=0.1)
+        milestones = [steps_at(samples, SIZE, SAMPLES) for samples in MILESTONES]
+        warm_up = schedulers.LinearLR(optimizer, 0.1, 1.0, total_iters=steps_at(WARM_UP, SIZE, SAMPLES))
+        both = schedulers.ChainedScheduler([warm_up, schedulers.MultiStepLR(optimizer, milestones, 0.5)])
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": both, "interval": "step"}}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_warm_up_and_milestones_happen_at_their_samples(change, tmp_path):
+    model = InSamples("of its own")
+    done = run(CHANGES[change], tmp_path, model=model, **LENGTH)
+    assert len({record.batch_size for record in done.scheduler.history}) > 2
+    before = 0.1
+    for (epoch, within), (rate,) in model.rates.items():
+        samples = epoch * SAMPLES + within
+        warm_up = rate / 0.1 * 2 ** sum(samples >= milestone for milestone in MILESTONES)
+        if samples >= WARM_UP:
+            assert warm_up == pytest.approx(1, rel=1e-6)
+        else:
+            assert before - 1e-9 <= warm_up < 0.99
+            before = warm_up
+
+
 class Noted(Callback):
-    """Notes how far a step moves the bias, whose gradient is 1."""
+    """Notes how far a step moves the bias, whose gradient is 1, and the schedule's rates before it."""
 
     def __init__(self) -> None:
         self.moved: list[float] = []
+        self.rates: list[list[float]] = []
+
+    @property
+    def factors(self) -> list[float]:
+        return [moved / rates[-1] for moved, rates in zip(self.moved, self.rates, strict=True)]
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
         self.before = module.layer.bias.item()
+        self.rates.append([group["lr"] for group in trainer.optimizers[0].param_groups])
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        self.moved.append((self.before - module.layer.bias.item()) / module.optimizers().param_groups[0]["lr"])
+        self.moved.append(self.before - module.layer.bias.item())
 
 
 class UnitGradient(Linear):
@@ -114,21 +207,149 @@ def test_the_rate_of_a_step_follows_the_batch_size_once(rule, factors, tmp_path)
     scaled = {"scheduler_args": {"lr_scaling": rule}}
     whole = run({0: 16}, tmp_path, model=UnitGradient(0.1), neighbours=[noted, checkpoints],
                 enable_checkpointing=True, **scaled)  # fmt: skip
-    assert noted.moved == pytest.approx([factors[0]] * 8 + [factors[1]] * 8, rel=1e-4)
+    assert noted.factors == pytest.approx([factors[0]] * 8 + [factors[1]] * 8, rel=1e-4)
     assert [r.learning_rate for r in whole.scheduler.history] == pytest.approx(
         [0.1 * factors[0], *[0.1 * factors[1]] * 2]
     )
     again = Noted()
     run({0: 16}, tmp_path, model=UnitGradient(0.1), neighbours=[again], ckpt_path=tmp_path / "epoch=0.ckpt", **scaled)
-    assert again.moved == pytest.approx([factors[1]] * 8, rel=1e-4)
+    assert again.factors == pytest.approx([factors[1]] * 8, rel=1e-4)
 
 
 def test_both_rates_are_logged(tmp_path):
     logger = CSVLogger(tmp_path)
     run({0: 16}, tmp_path, logger=logger, neighbours=[LearningRateMonitor()], log_every_n_steps=1,
         scheduler_args={"lr_scaling": "linear"}, model=Linear(0.1))  # fmt: skip
-    rows = (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").read_text()
-    assert {"lr/effective", "lr/factor", "lr-SGD"} <= set(rows.splitlines()[0].split(","))
+    with (tmp_path / "lightning_logs" / "version_0" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    logged = {name: [float(row[name]) for row in rows if row[name]] for name in ("lr-SGD", "lr/effective", "lr/factor")}
+    assert set(logged["lr-SGD"]) == {0.1}  # the schedule's, at each step
+    assert logged["lr/effective"] == pytest.approx([0.1, 0.2, 0.2])
+    assert logged["lr/factor"] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("rule", ["linear", "sqrt"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_under_every_schedule_the_factor_is_applied_once_after_a_resume(name, rule, tmp_path):
+    class UnitGradients(Scheduled):
+        def training_step(self, batch, batch_idx):
+            return self.layer.bias.sum() + self.layer.weight.sum() + 0 * self.layer(batch).mean()
+
+    noted, again = Noted(), Noted()
+    saved = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    settings = {"loader_args": {"samples": 24}, "source": "datamodule", "scheduler_args": {"lr_scaling": rule}}
+    run({0: 16}, tmp_path, model=UnitGradients(name), neighbours=[noted, saved], enable_checkpointing=True, **settings)
+    path = tmp_path / "epoch=0.ckpt"
+    run({0: 16}, tmp_path, model=UnitGradients(name), neighbours=[again], ckpt_path=path, **settings)
+    factor = 2 if rule == "linear" else math.sqrt(2)
+    assert noted.factors == pytest.approx([1] * 3 + [factor] * 4, rel=1e-3)
+    assert again.factors == pytest.approx([factor] * 4, rel=1e-3)
+    assert again.rates == noted.rates[3:]
+
+
+class Decaying(Linear):
+    """Its gradient on the bias is 1, and its schedule would keep any factor that it saw."""
+
+    def __init__(self, optimizer=SGD, **settings):
+        super().__init__()
+        self.optimizer, self.settings = optimizer, settings
+
+    def training_step(self, batch, batch_idx):
+        return self.layer.bias.sum() + 0 * self.layer(batch).mean()
+
+    def groups(self):
+        return self.parameters()
+
+    def configure_optimizers(self):
+        optimizer = self.optimizer(self.groups(), lr=0.1, **self.settings)
+        schedule = schedulers.ExponentialLR(optimizer, 0.95)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Groups(Decaying):
+    def groups(self):
+        return [{"params": [self.layer.weight], "lr": 1.0}, {"params": [self.layer.bias]}]
+
+
+class Overflowing(Decaying):
+    """Its gradient overflows at the second step of each epoch."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * (math.inf if batch_idx == 1 else 1.0)
+
+
+class Manual(Decaying):
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer, loss = self.optimizers(), super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        for _ in range(self.trainer.datamodule.batch_size // 8):
+            self.lr_schedulers().step()
+        return loss
+
+
+def half():
+    return {"plugins": [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10))]}
+
+
+KINDS = {
+    "several groups": (Groups, {}, dict),
+    "manual": (Manual, {}, dict),
+    "LBFGS": (Decaying, {"optimizer": LBFGS, "max_iter": 1}, dict),
+    "with a scaler": (Decaying, {}, half),
+    "overflowing": (Overflowing, {}, half),
+    "fused": (Decaying, {"fused": True}, half),
+    "fused, overflowing": (Overflowing, {"fused": True}, half),
+    "fused, by hand": (Manual, {"fused": True}, half),
+    "fused AdamW": (Decaying, {"optimizer": AdamW, "fused": True, "weight_decay": 0.0}, half),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_factor_is_the_steps_and_the_rate_the_schedules(kind, tmp_path):
+    """Beside a run without a factor: its steps are twice as long, and its schedule is the same."""
+    model, arguments, precision = KINDS[kind]
+    runs = {}
+    for rule in ("none", "linear"):
+        noted = runs[rule] = Noted()
+        run({0: 16}, tmp_path, model=model(**arguments), source="datamodule", neighbours=[noted],
+            scheduler_args={"lr_scaling": rule}, max_epochs=3, **precision())  # fmt: skip
+    assert runs["linear"].rates == runs["none"].rates
+    assert runs["linear"].rates[-1][-1] == pytest.approx(0.1 * 0.95**22)
+    factors = [1] * 8 + [2] * 8
+    expected = [own * factor for own, factor in zip(runs["none"].moved, factors, strict=True)]
+    assert runs["linear"].moved == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    skipped = [i for i, moved in enumerate(runs["linear"].moved) if not moved]
+    assert skipped == ([1, 9, 13] if "overflowing" in kind else [])
+
+
+def test_out_of_memory_leaves_no_factor_in_the_checkpoint(tmp_path):
+    """Lightning runs forward and backward pass inside the optimizer's step, where the factor is on."""
+
+    class Breaks(ModuleWithLoader):
+        groups, configure_optimizers = Decaying.groups, Decaying.configure_optimizers
+        optimizer, settings = SGD, {}
+
+        def training_step(self, batch, batch_idx):
+            if self.current_epoch == 1 and batch_idx == 2 and len(batch) > 8:
+                raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+            return super().training_step(batch, batch_idx) * 0
+
+    scheduler = BatchSizeScheduler(Sizes({0: 16}), min_batch_size=1, lr_scaling="linear")
+    with pytest.warns(UserWarning, match="Out of memory"), pytest.raises(torch.OutOfMemoryError):
+        trainer_of([scheduler], tmp_path).fit(Breaks())
+    saved = torch.load(scheduler.out_of_memory.checkpoint, weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0.1 * 0.95**12)
+    model, settings = Breaks(), {"lr_scaling": "linear", "max_micro_batch_size": 8}
+    done = run({0: 16}, tmp_path, model=model, source="module", ckpt_path=scheduler.out_of_memory.checkpoint,
+               scheduler_args=settings)  # fmt: skip
+    assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.1 * 0.95**24)
+    assert done.scheduler.history[-1].learning_rate == pytest.approx(2 * 0.1 * 0.95**22)
 
 
 def test_several_optimizers_under_manual_optimization_are_scaled_alike(tmp_path):

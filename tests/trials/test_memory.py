@@ -13,8 +13,21 @@ from lightning.pytorch.tuner import Tuner
 from torch.utils.data import DataLoader
 
 from lightning_deba import BatchSizeScheduler, memory
-from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Probe, Samples, Sizes, run, trainer_of
+from tests.runs import (
+    Data,
+    DataWithHparams,
+    Epoch,
+    Linear,
+    ModuleWithLoader,
+    Probe,
+    Samples,
+    Sizes,
+    run,
+    trainer_of,
+)
 from tests.test_memory import Device
+from tests.trials.test_gradients import OPTIMIZERS, Net, half, signals
+from tests.trials.test_learning_rate import SizedByTheTrainer
 
 SOURCES = ("fit", "module", "datamodule")
 
@@ -51,7 +64,9 @@ def capped(cap, **more):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_growth_above_the_cap_is_accumulated_and_said(source, tmp_path, caplog):
-    done = run({0: 64}, tmp_path, source=source, scheduler_args=capped(32), max_epochs=3)
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        done = run({0: 64}, tmp_path, source=source, scheduler_args=capped(32), max_epochs=3)
+    assert caplog.messages.count("A step of 64 samples takes 2 micro-batches of 32 on a device.") == 1
     assert done.probe.epochs == [Epoch(0, 8, 8, 64), Epoch(1, 32, 2, 64), Epoch(2, 32, 2, 64)]
     assert [(r.batch_size, r.micro_batch_size, r.accumulation) for r in done.scheduler.history] == [
         (8, 8, 1),
@@ -72,6 +87,19 @@ def test_a_first_batch_above_the_cap_is_split_at_once(source, tmp_path):
         done = run({}, tmp_path, loader_args={"batch_size": 32}, **arguments)
     assert done.probe.epochs == [Epoch(0, 8, 8, 64), Epoch(1, 8, 8, 64)]
     assert [(r.batch_size, r.accumulation, r.optimizer_steps) for r in done.scheduler.history] == [(32, 4, 2)] * 2
+
+
+@pytest.mark.parametrize("actuator", ["reload", "in_place"])
+@pytest.mark.parametrize(("first", "after"), [(8, 32), (32, 16)])
+def test_hyper_parameters_alone_are_enough(first, after, actuator, tmp_path):
+    data = DataWithHparams(first)
+    done = run({0: after}, tmp_path, source="datamodule", data=data, actuator=actuator, scheduler_args=capped(8))
+    assert done.probe.epochs == [Epoch(epoch, 8, 8, 64) for epoch in range(3)]
+    assert [(r.batch_size, r.accumulation, r.optimizer_steps) for r in done.scheduler.history] == [
+        (first, first // 8, 64 // first),
+        *[(after, after // 8, 64 // after)] * 2,
+    ]
+    assert data.hparams.batch_size == first
 
 
 def test_the_granted_size_is_one_that_micro_batches_can_make(tmp_path):
@@ -105,14 +133,16 @@ def test_a_cap_below_the_minimum_batch_size_is_no_contradiction(tmp_path):
 # Every step is the mean over its own samples
 
 
+@pytest.mark.parametrize("sizes", [(8, 24, 40), (8, 16, 24), (8, 24, 16)])
 @pytest.mark.parametrize("samples", [64, 60, 61])
-def test_each_step_is_the_mean_over_its_samples(samples, tmp_path):
+def test_each_step_is_the_mean_over_its_samples(samples, sizes, tmp_path):
+    """An accumulation that changes between epochs, and whose windows do not fit into them."""
     steps, probe = Steps(), Probe()
     loader = DataLoader(Samples(samples), batch_size=8)
-    run({0: 24, 1: 40}, tmp_path, model=MeanOfNumbers(), loaders=loader, probe=probe,
+    run({0: sizes[1], 1: sizes[2]}, tmp_path, model=MeanOfNumbers(), loaders=loader, probe=probe,
         scheduler_args=capped(8), neighbours_after=[steps], max_epochs=3)  # fmt: skip
     expected = []
-    for epoch, size in enumerate([8, 24, 40]):
+    for epoch, size in enumerate(sizes):
         numbers = probe.seen[epoch]
         expected += [sum(own) / len(own) for own in (numbers[i : i + size] for i in range(0, samples, size))]
     assert steps.gradients == pytest.approx(expected, rel=1e-6)
@@ -170,7 +200,116 @@ def test_a_step_without_a_loss_weighs_nothing(tmp_path):
     assert steps.gradients == pytest.approx([1.0, 1.0])
 
 
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_what_is_clipped_is_the_mean(algorithm, tmp_path):
+    class Clipped(MeanOfNumbers):
+        def configure_optimizers(self):
+            self.clipped, optimizer = [], super().configure_optimizers()
+            optimizer.register_step_post_hook(lambda *_: self.clipped.append(self.layer.bias.grad.item()))
+            return optimizer
+
+    model, steps = Clipped(), Steps()
+    # Three micro-batches a step, and two at the end of an epoch: as a sum over three, 36.5, it would not be clipped.
+    run({0: 24}, tmp_path, model=model, loaders=DataLoader(Samples(61), batch_size=8), neighbours_after=[steps],
+        scheduler_args=capped(8), gradient_clip_val=45.0, gradient_clip_algorithm=algorithm, max_epochs=2)  # fmt: skip
+    assert steps.gradients[-3:] == pytest.approx([11.5, 35.5, 54.0])
+    assert model.clipped[-3:] == pytest.approx([11.5, 35.5, 45.0])
+
+
+MIXED = {"64-true": "SGD", "bf16-mixed": "SGD", "16-mixed": "SGD", "16-mixed, fused": "fused SGD"}
+
+
+@pytest.mark.parametrize("samples", [64, 61])
+@pytest.mark.parametrize("precision", MIXED)
+def test_what_is_measured_is_what_the_large_batch_has(precision, samples, tmp_path):
+    kind, arguments = OPTIMIZERS[MIXED[precision]]
+    histories = []
+    for cap in (None, 8):
+        settings = {"plugins": [half()]} if precision.startswith("16") else {"precision": precision}
+        loader = DataLoader(Samples(samples), batch_size=8)
+        done = run({0: 24, 1: 40}, tmp_path, model=Net(kind, lr=0.1, **arguments), loaders=loader,
+                   scheduler_args=capped(cap, lr_scaling="sqrt"), **settings)  # fmt: skip
+        histories.append(done.scheduler.history)
+    assert [record.accumulation for record in histories[1]] == [1, 3, 5]
+    for large, found in zip(*histories, strict=True):
+        assert signals(found) == pytest.approx(signals(large), rel=1e-5 if precision == "64-true" else 0.02)
+        for name in ("batch_size", "samples", "optimizer_steps", "skipped_steps", "learning_rate"):
+            assert getattr(found, name) == getattr(large, name)
+
+
+def test_a_micro_batch_that_overflows_takes_its_whole_step_along(tmp_path):
+    class Overflows(MeanOfNumbers):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx) * (math.inf if batch_idx == 4 else 1.0)
+
+    done = run({0: 24}, tmp_path, model=Overflows(), loaders=DataLoader(Samples(), batch_size=8), plugins=[half()],
+               scheduler_args=capped(8))  # fmt: skip
+    assert [(r.accumulation, r.optimizer_steps, r.skipped_steps) for r in done.scheduler.history] == [
+        (1, 8, 1),
+        (3, 3, 1),
+        (3, 3, 1),
+    ]
+    assert [r.gradient_norm for r in done.scheduler.history] == pytest.approx([(8 * 31.5 - 35.5) / 7, 11.5, 11.5])
+
+
+# Settings of the Trainer that count batches count micro-batches; those that count steps, steps
+
+
+class Validations(Callback):
+    """Notes after how many micro-batches of its epoch each validation comes."""
+
+    def __init__(self):
+        self.after = []
+
+    def on_validation_start(self, trainer, module):
+        self.after.append((trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("interval", "batches"), [(0.5, (4, 8)), (0.25, (2, 4, 6, 8)), (3, (3, 6))])
+def test_val_check_interval(interval, batches, source, tmp_path):
+    validations = Validations()
+    done = run({0: 32}, tmp_path, source=source, neighbours_after=[validations], val_check_interval=interval,
+               scheduler_args=capped(8))  # fmt: skip
+    assert done.probe.epochs == [Epoch(epoch, 8, 8, 64) for epoch in range(3)]
+    assert validations.after == [(epoch, after) for epoch in range(3) for after in batches]
+    assert [(r.batch_size, r.optimizer_steps) for r in done.scheduler.history] == [(8, 8), (32, 2), (32, 2)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("limit", [4, 0.5])
+def test_limit_train_batches(limit, source, tmp_path):
+    done = run({0: 16}, tmp_path, source=source, limit_train_batches=limit, scheduler_args=capped(8))
+    assert done.probe.epochs == [Epoch(epoch, 8, 4, 32) for epoch in range(3)]
+    assert done.probe.validations == [0, 1, 2]
+    assert [(r.batch_size, r.optimizer_steps) for r in done.scheduler.history] == [(8, 4), (16, 2), (16, 2)]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("steps", "batches"), [(9, 4), (10, 8), (12, 16)])
+def test_max_steps(steps, batches, source, tmp_path):
+    done = run({0: 32}, tmp_path, source=source, max_epochs=-1, max_steps=steps, scheduler_args=capped(8))
+    assert done.trainer.global_step == steps
+    assert sum(epoch.batches for epoch in done.probe.epochs) == 8 + batches
+    assert sum(r.optimizer_steps for r in done.scheduler.history) == steps
+
+
 # Schedules and budgets count samples, and not micro-batches
+
+
+@pytest.mark.parametrize("source", ["fit", "datamodule"])
+@pytest.mark.parametrize("first", [8, 32])
+def test_a_schedule_that_the_trainer_sizes_is_that_of_the_large_batch(first, source, tmp_path):
+    models = []
+    for cap in (None, 8):
+        loaders = {"loaders": DataLoader(Samples(), batch_size=first), "data": Data(first)}
+        models.append(SizedByTheTrainer())
+        run({0: 2 * first, 1: first}, tmp_path, model=models[-1], source=source, scheduler_args=capped(cap), **loaders)
+    large, found = models
+    assert found.estimates[0] == large.estimates[0] == 3 * 64 // first
+    assert len(found.rates) == 24  # micro-batches
+    assert {at: found.rates[at] for at in large.rates} == large.rates
+    assert found.optimizers().param_groups[0]["lr"] == large.optimizers().param_groups[0]["lr"]
 
 
 @pytest.mark.parametrize("schedule", ["OneCycleLR", "CosineAnnealingLR"])

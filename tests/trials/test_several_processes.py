@@ -22,6 +22,7 @@ from lightning_deba.meter import EpochMeter
 from tests.processes import Processes
 from tests.runs import Data, Linear, ModuleWithLoader, Samples, run
 from tests.test_memory import Device
+from tests.trials import test_noise_scale as noise_trials
 from tests.trials.test_gradients import Net
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -639,3 +640,35 @@ def test_a_step_that_counts_on_one_rank_alone_does_not_hang(processes):
     here, there = processes.results("ranks_that_differ_in_what_is_whole")
     assert (here[2], there[2]) == (4, 3)
     assert here[:2] == pytest.approx(there[:2])
+
+
+# The noise scale
+
+
+def noise_of(root, model=None, **settings):
+    scheduler = noise_trials.fitted(
+        root, **{"model": model, "devices": 2, "strategy": "ddp", "batch_size": 16, "max_epochs": 4, **settings}
+    )
+    return {
+        "mode": scheduler._noise.meter.mode,
+        "noise": [[r.gradient_squared, r.gradient_covariance] for r in scheduler.history],
+    }
+
+
+def check_noise(ranks, mode):
+    assert not [rank["error"] for rank in ranks if "error" in rank]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]["mode"] == mode
+    squared, covariance = (sum(column) for column in zip(*ranks[0]["noise"], strict=True))
+    assert covariance / squared == pytest.approx(noise_trials.TRUTH, rel=0.05)
+
+
+SCENARIOS |= {
+    "noise_of_ranks": noise_of,
+    "noise_accumulated": partial(noise_of, accumulate_grad_batches=2, batch_size=8),
+}
+
+
+@pytest.mark.parametrize("name", ["noise_of_ranks", "noise_accumulated"])
+def test_the_noise_scale_comes_from_the_ranks_own_gradients(name, processes):
+    check_noise(processes.results(name), "ranks")

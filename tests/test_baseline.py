@@ -1,0 +1,158 @@
+"""The baseline pass in a real Trainer: it goes on where it was stopped, and leaves what it measures as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule
+
+from lightning_deba import read_history
+from lightning_deba.baseline import characterize, run_baseline
+from lightning_deba.throughput import measure_throughput
+from lightning_deba.vision import DigitsDataModule, ImageClassifier
+from tests.runs import Data, Linear
+
+
+def digits(batch_size=16):
+    return DigitsDataModule(train_samples=64, val_samples=16, image_size=16, batch_size=batch_size)
+
+
+def small():
+    return ImageClassifier("test_resnet", in_chans=1, lr=0.01)
+
+
+class Stops(Callback):
+    """Pulls the plug in the middle of an epoch."""
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        if trainer.current_epoch == self.epoch and batch_idx == 2:
+            raise RuntimeError("power cut")
+
+
+class Counts(Callback):
+    def __init__(self):
+        self.epochs = 0
+
+    def on_train_epoch_end(self, trainer, module):
+        self.epochs += 1
+
+
+def measured(histories):
+    return [[(r.epoch, r.batch_size, r.samples, r.loss, r.gradient_norm) for r in history] for history in histories]
+
+
+def test_stopped_in_an_epoch_it_goes_on_from_the_last_whole_one(tmp_path):
+    unbroken = run_baseline(small, digits(), epochs=4, seeds=[0, 1], directory=tmp_path / "a")
+    for epoch in (2, 3):
+        with pytest.raises(RuntimeError, match="power cut"):
+            run_baseline(small, digits(), epochs=4, seeds=[0, 1], directory=tmp_path / "b", callbacks=[Stops(epoch)])
+    counts = Counts()
+    found = run_baseline(small, digits(), epochs=4, seeds=[0, 1], directory=tmp_path / "b", callbacks=[counts])
+    assert [[row[:3] for row in run] for run in measured(found)] == [
+        [row[:3] for row in run] for run in measured(unbroken)
+    ]
+    # Up to the cut digit for digit; after it the order of the samples is another.
+    assert measured(found)[0][:2] == measured(unbroken)[0][:2]
+    assert counts.epochs == 1 + 4
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    first = run_baseline(small, digits(), epochs=2, seeds=[3], directory=tmp_path)
+    counts = Counts()
+    again = run_baseline(small, digits(), epochs=2, seeds=[3], directory=tmp_path, callbacks=[counts])
+    assert (again, counts.epochs) == (first, 0)
+    assert not list(tmp_path.rglob("*.ckpt"))
+    assert read_history(tmp_path / "seed-3").history == first[0]
+
+
+@pytest.mark.parametrize(("epochs", "seeds"), [(0, [0]), (3, [])])
+def test_nothing_to_run_is_refused(epochs, seeds, tmp_path):
+    with pytest.raises(ValueError, match="`epochs` and the number of `seeds` must be at least 1"):
+        run_baseline(small, digits(), epochs=epochs, seeds=seeds, directory=tmp_path)
+
+
+def test_too_few_epochs_are_refused_before_any_training(tmp_path):
+    with pytest.raises(ValueError, match="`epochs` must be at least 8"):
+        characterize(small, digits(), epochs=7, directory=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_characterization_says_what_was_run_and_measures_once(tmp_path):
+    arguments = {"epochs": 8, "seeds": 2, "directory": tmp_path, "batch_sizes": (8, 16), "about": {"data": "digits"}}
+    found = characterize(small, digits(), **arguments)
+    assert found.profile.architecture == "test_resnet"
+    assert [len(history) for history in found.profile.histories] == [8, 8]
+    assert (found.about["seeds"], found.about["data"]) == ([0, 1], "digits")
+    assert sorted(found.curve.seconds) == [8, 16]
+    assert characterize(small, digits(), **arguments) == found
+    assert json.loads((tmp_path / "throughput.json").read_text()) == found.curve.to_dict()
+
+
+# Throughput
+
+
+def test_a_measurement_leaves_all_as_it_was():
+    module, data = small(), digits(batch_size=24)
+    weights, random = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    measure_throughput(module, data, (8, 16), rounds=1, steps=1)
+    assert all(torch.equal(value, weights[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert data.batch_size == 24
+    assert module._trainer is None
+
+
+def test_sizes_that_the_data_cannot_fill_are_left_out():
+    assert sorted(measure_throughput(Linear(), Data(samples=40), (4, 16, 64, 8), rounds=1).seconds) == [4, 8, 16]
+
+
+def test_the_size_that_does_not_fit_is_the_ceiling():
+    class Small(Linear):
+        def training_step(self, batch, batch_idx):
+            if len(batch) > 16:
+                raise torch.OutOfMemoryError("CUDA out of memory (simulated)")
+            return super().training_step(batch, batch_idx)
+
+    curve = measure_throughput(Small(), Data(), (8, 16, 32, 64), rounds=2)
+    assert (sorted(curve.seconds), curve.ceiling) == ([8, 16], 32)
+
+
+def test_another_fault_is_none_of_memory():
+    class Broken(Linear):
+        def training_step(self, batch, batch_idx):
+            raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        measure_throughput(Broken(), Data(), (8, 16))
+
+
+def test_each_size_gets_the_median_of_its_turns():
+    readings = iter(number**2 for number in range(1000))
+    curve = measure_throughput(
+        Linear(), Data(), (8, 16), steps=3, warmup=1, rounds=2, clock=lambda: float(next(readings))
+    )
+    # In a turn the clock is read once in the warm-up, and at both ends of each of three steps.
+    steps = [[2 * (7 * turn + 1 + 2 * step) + 1 for step in range(3)] for turn in range(4)]
+    assert curve.seconds == {8: statistics.median(steps[0] + steps[2]), 16: statistics.median(steps[1] + steps[3])}
+
+
+def test_the_module_may_be_any(tmp_path):
+    class Own(LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters())
+
+    found = characterize(Own, Data(), epochs=8, seeds=1, directory=tmp_path, batch_sizes=(8, 16))
+    assert found.profile.architecture == "Own"
