@@ -34,7 +34,7 @@ from lightning_deba.checks import (
     warn_of_another_architecture,
     warn_of_what_is_missing,
 )
-from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, scaling_rule
+from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, ends_by_steps, scaling_rule
 from lightning_deba.limits import Limits, accumulation_for, grant
 from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
@@ -203,8 +203,12 @@ class BatchSizeScheduler(Callback):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Restores the owner's batch size before anything can build the loader."""
         state = checkpoint.get("callbacks", {}).get(self.state_key)
-        if self._actuator is not None and state is not None and state["batch_size"] is not None:
-            self._set_before_loading(trainer, state["batch_size"])
+        if self._actuator is None or state is None or state["batch_size"] is None:
+            return
+        # A schedule that asks how many steps there will be gets the answer that it got when the run began.
+        first = next(iter(state["history"].get("batch_size", ())), state["batch_size"])
+        parts = actuators.data_ranks(trainer) * self._accumulation_for(trainer, first)
+        self._set_before_loading(trainer, state["batch_size"] if first % parts else first)
 
     def _set_before_loading(self, trainer: Trainer, batch_size: int) -> None:
         trainer.accumulate_grad_batches = self._accumulation_for(trainer, batch_size)
@@ -267,11 +271,19 @@ class BatchSizeScheduler(Callback):
             self._scaled_steps = ScaledSteps(trainer.optimizers, self._scaling, self.scale_beta2)
             self._scaled_steps.ratio = self._ratio
         if self.schedule_by == "samples" and pl_module.automatic_optimization:
-            batches = trainer.num_training_batches
-            steps = None if batches == float("inf") else math.ceil(batches / trainer.accumulate_grad_batches)
-            self._clock = SampleClock(trainer.lr_scheduler_configs, self._first_batch_size, steps)
-            if self._clock_state is not None:
-                self._clock.load_state_dict(self._clock_state)
+            self._clock = self._clock_for(trainer)
+
+    def _clock_for(self, trainer: Trainer) -> SampleClock | None:
+        """Returns the clock for the schedules; none where the run began without, or its horizon is one of steps."""
+        batches = trainer.num_training_batches
+        steps = None if batches == float("inf") else math.ceil(batches / trainer.accumulate_grad_batches)
+        resumed = self.history or self._meter.optimizer_steps
+        if self._clock_state is None and (resumed or ends_by_steps(trainer.max_steps, trainer.max_epochs, steps)):
+            return None
+        clock = SampleClock(trainer.lr_scheduler_configs, self._first_batch_size, steps)
+        if self._clock_state is not None:
+            clock.load_state_dict(self._clock_state)
+        return clock
 
     def _resume(self, trainer: Trainer, accumulation: int | None, ranks: int | None) -> None:
         """Goes on inside an epoch, or takes the decision of one whose last batch was saved, and whose end was not."""
@@ -367,9 +379,16 @@ class BatchSizeScheduler(Callback):
         if self._clock is not None:
             # By the loader's count: what a batch holds may be no samples.
             steps = (batch_idx + 1) // trainer.accumulate_grad_batches
-            self._clock.advance(pl_module, steps * self._running_batch_size, trainer.is_last_batch)
-        if self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples:
-            trainer.should_stop = True
+            self._clock.advance(pl_module, self._of_budget(steps * self._running_batch_size), trainer.is_last_batch)
+        spent = self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples
+        if spent and (trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0):
+            trainer.should_stop = True  # and not within a step, whose gradient would be lost
+
+    def _of_budget(self, samples: int) -> int:
+        """Bounds samples of the running epoch by `max_samples`: a schedule that was sized by it must not overrun."""
+        if self.max_samples is None:
+            return samples
+        return min(samples, self.max_samples - sum(past.samples for past in self.history))
 
     def _learning_rate(self, optimizer: Optimizer) -> float | Tensor:
         if self._scaled_steps is not None:

@@ -131,6 +131,28 @@ def _put_back(groups: Sequence[dict[str, Any]], kept: Iterable[tuple[int, str, A
             groups[index][name] = own
 
 
+def ends_by_steps(max_steps: int, max_epochs: int | None, steps_per_epoch: int | None) -> bool:
+    """Tells whether a run ends by its number of steps, before it would by its epochs.
+
+    Then a schedule in steps was sized for these, and not for samples.
+
+    Args:
+        max_steps: The Trainer's; -1 for no bound.
+        max_epochs: The Trainer's; -1 or ``None`` for no bound.
+        steps_per_epoch: Optimizer steps of an epoch at the first batch size; ``None`` where it is not known.
+
+    Example:
+        >>> ends_by_steps(20, 3, 8), ends_by_steps(24, 3, 8), ends_by_steps(-1, 3, 8)
+        (True, False, False)
+    """
+    if max_steps == -1:
+        return False
+    by_epochs = (
+        math.inf if max_epochs is None or max_epochs == -1 or steps_per_epoch is None else max_epochs * steps_per_epoch
+    )
+    return max_steps < by_epochs
+
+
 def ticks_due(samples: int, reference: int, ticks_per_epoch: int | None, epoch_is_over: bool) -> int:
     """Counts the steps that the fixed-size run would have taken of an epoch by so many samples.
 

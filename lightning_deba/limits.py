@@ -122,6 +122,8 @@ class Limits:
             yield "the last batch would have one sample, which BatchNorm cannot take"
         if self._limited(loader, micro) < 1:
             yield f"`limit_train_batches={self.limit_batches}` would leave no batch"
+        elif accumulation > self.accumulation and self._limited(loader, micro) < accumulation:
+            yield f"`limit_train_batches={self.limit_batches}` would leave no whole step"
 
     def _limited(self, loader: LoaderLimits, micro: int) -> float:
         batches = loader.micro_batches(micro)

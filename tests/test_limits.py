@@ -68,6 +68,8 @@ def feasible(size, limits):
         dealt = an_epoch(loader, size // parts)
         share = isinstance(limits.limit_batches, float)
         lengths.append(int(len(dealt) * limits.limit_batches) if share else min(len(dealt), limits.limit_batches))
+        if accumulation > limits.accumulation and lengths[-1] < accumulation:
+            return False
         if dealt[:accumulation] != [own_size(loader, size // parts)] * accumulation:
             return False
         if limits.needs_two_samples and loader.counts_samples and 1 in dealt:

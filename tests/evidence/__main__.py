@@ -74,11 +74,9 @@ def baseline(arguments: argparse.Namespace) -> None:
 def held_out(arguments: argparse.Namespace) -> None:
     """Trains fixed and calibrated at the same time, so that what else the machine does meets both alike."""
     for seed in arguments.seeds:
-        ways = [
-            [sys.executable, "-m", "tests.evidence", "one", arguments.model, str(seed), "--way", way]
-            + ["--runs", str(arguments.runs), "--data_dir", arguments.data_dir]
-            for way in ("fixed", "calibrated")
-        ]
+        command = [sys.executable, "-m", "tests.evidence", "one", arguments.model, str(seed)]
+        where = ["--runs", str(arguments.runs), "--data_dir", arguments.data_dir]
+        ways = [[*command, "--way", way, *where] for way in ("fixed", "calibrated")]
         for process in [subprocess.Popen(way) for way in ways]:
             process.wait()
 

@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_deba import BatchSizeScheduler, steps_at
-from tests.runs import Linear, ModuleWithLoader, Sizes, run, trainer_of
+from tests.runs import Epoch, Linear, ModuleWithLoader, Sizes, run, trainer_of
 from tests.test_learning_rate import SAMPLES, SCHEDULES, SIZE, TICKS, TOTAL, new_optimizer, reference_rates
 
 CHANGES = {"grow": {0: 16, 2: 24, 4: 32}, "shrink": {0: 4, 3: 2}, "both": {0: 16, 1: 4, 3: 12}}
@@ -422,3 +422,73 @@ def test_an_epoch_of_one_partial_step_is_a_step_of_the_schedule(tmp_path):
     model = Decaying()
     run({}, tmp_path, model=model, accumulate_grad_batches=16)  # an epoch has 8 micro-batches
     assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+
+
+# A horizon of another kind
+
+
+class Sized(Linear):
+    """A schedule made by a function of the module, such as one that asks the Trainer how long it will train."""
+
+    def __init__(self, schedule):
+        super().__init__()
+        self.schedule = schedule
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = self.schedule(optimizer, self.trainer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * 1e-6
+
+    @property
+    def rate(self):
+        return self.optimizers().param_groups[0]["lr"]
+
+
+def one_cycle(steps=None):
+    def schedule(optimizer, trainer):
+        total = trainer.estimated_stepping_batches if steps is None else steps
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=int(total))
+
+    return schedule
+
+
+@pytest.mark.parametrize("size", [16, 4])
+def test_where_max_steps_ends_the_run_its_schedule_counts_steps(size, tmp_path):
+    model = Sized(one_cycle())
+    run({0: size}, tmp_path, model=model, source="datamodule", max_epochs=-1, max_steps=20)
+    assert model.trainer.global_step == model.lr_schedulers().last_epoch == model.lr_schedulers().total_steps == 20
+
+
+@pytest.mark.parametrize("budget", [100, 104, 128])
+@pytest.mark.parametrize("size", [16, 4, 8])
+def test_a_schedule_sized_by_the_budget_ends_with_it(size, budget, tmp_path):
+    model = Sized(one_cycle(steps_at(budget, 8, 64)))
+    done = run({0: size}, tmp_path, model=model, source="datamodule", max_epochs=-1,
+               scheduler_args={"max_samples": budget})  # fmt: skip
+    assert budget <= sum(r.samples for r in done.scheduler.history) < budget + 16
+    assert model.lr_schedulers().last_epoch == model.lr_schedulers().total_steps == steps_at(budget, 8, 64)
+
+
+def test_a_budget_that_is_spent_inside_a_step_lets_the_step_be_done(tmp_path):
+    done = run({0: 64}, tmp_path, source="datamodule", max_epochs=-1,
+               scheduler_args={"max_samples": 100, "max_micro_batch_size": 8})  # fmt: skip
+    assert [(r.samples, r.optimizer_steps) for r in done.scheduler.history] == [(64, 8), (64, 1)]
+
+
+def test_a_schedule_that_asks_for_the_steps_gets_the_same_answer_after_a_resume(tmp_path):
+    asked = []
+
+    def schedule(optimizer, trainer):
+        asked.append(trainer.estimated_stepping_batches)
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t, n=asked[-1]: 1 - t / n)
+
+    saved = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    run({0: 16}, tmp_path, model=Sized(schedule), source="datamodule", neighbours=[saved], enable_checkpointing=True)
+    model = Sized(schedule)
+    done = run({0: 16}, tmp_path / "b", model=model, source="datamodule", ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert asked == [24, 24]
+    assert model.rate == pytest.approx(0.0, abs=1e-9)
+    assert done.probe.epochs == [Epoch(1, 16, 4, 64), Epoch(2, 16, 4, 64)]

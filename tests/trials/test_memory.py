@@ -477,3 +477,11 @@ def test_the_checkpoint_of_an_epochs_end_holds_the_accumulation(tmp_path):
                scheduler_args=capped(8))  # fmt: skip
     assert done.probe.epochs == [Epoch(2, 8, 8, 64)]
     assert [(r.accumulation, r.optimizer_steps) for r in done.scheduler.history] == [(1, 8), (4, 2), (4, 2)]
+
+
+@pytest.mark.parametrize(("limit", "granted"), [(4, 32), (2, 16)])
+def test_no_step_is_larger_than_what_the_limit_leaves(limit, granted, tmp_path):
+    done = run({0: 64}, tmp_path, scheduler_args=capped(8), limit_train_batches=limit)
+    assert [r.batch_size for r in done.scheduler.history] == [8, granted, granted]
+    assert "would leave no whole step" in done.scheduler.decisions[0].limits
+    assert done.scheduler.history[-1].gradient_norm is not None
