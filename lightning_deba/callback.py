@@ -34,7 +34,15 @@ from lightning_deba.checks import (
     warn_of_another_architecture,
     warn_of_what_is_missing,
 )
-from lightning_deba.learning_rate import LRScaling, SampleClock, ScaledSteps, ends_by_steps, scaling_rule
+from lightning_deba.learning_rate import (
+    BY_GAIN,
+    LRScaling,
+    SampleClock,
+    ScaledSteps,
+    adascale_gain,
+    ends_by_steps,
+    scaling_rule,
+)
 from lightning_deba.limits import Limits, accumulation_for, grant
 from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
@@ -42,6 +50,7 @@ from lightning_deba.noise import NoiseScaleMode, NoiseWatch
 from lightning_deba.noise_meter import NoiseMeans, NoiseMode, NoiseScaleMeter
 from lightning_deba.policies import BatchSizePolicy
 from lightning_deba.policies.base import needs_noise_scale
+from lightning_deba.policies.noise import noise_scale
 from lightning_deba.presets import Preset, match_preset, preset_for
 from lightning_deba.records import Decision, EpochRecord, Grant, RunWriter, from_columns, to_columns
 
@@ -72,8 +81,9 @@ class BatchSizeScheduler(Callback):
             size is made by accumulation, its gradient being the mean over its samples. Left out, it is forecast on
             CUDA from the memory that training has used, and elsewhere there is none.
         dry_run: Decides and logs, and changes nothing.
-        lr_scaling: How the learning rate follows the batch size: "none" as in the paper, "linear", "sqrt", or a
-            function from the ratio to the first batch size to a factor. See `learning_rate.ScaledSteps`.
+        lr_scaling: How the learning rate follows the batch size: "none" as in the paper, "linear", "sqrt", a function
+            from the ratio to the first batch size to a factor, or "adascale" and for Adam "adamscale", which go by
+            the noise scale and have it measured. See `learning_rate.ScaledSteps` and `learning_rate.adascale_gain`.
         scale_beta2: Whether Adam's second beta keeps its half-life in samples.
         schedule_by: What a step-wise learning-rate schedule counts: "samples", so that it keeps its shape and
             its end whatever the batch size does, or "steps", as Lightning does.
@@ -141,7 +151,7 @@ class BatchSizeScheduler(Callback):
         self.noise_scale = noise_scale
         self.optimizer_index = optimizer_index
         self.out_of_memory: OutOfMemory | None = None
-        self._scaling = scaling_rule(lr_scaling)
+        self._scaling = self._by_gain if lr_scaling in BY_GAIN else scaling_rule(lr_scaling)
         self._meter = EpochMeter()
         self._sample_mean = SampleMean()
         self._begin_anew()
@@ -180,7 +190,8 @@ class BatchSizeScheduler(Callback):
             self._begin_anew()
         self._policy = self.policy or self._find_preset(pl_module).policy
         self.out_of_memory = None
-        wanted = self.noise_scale or ("auto" if needs_noise_scale(self._policy) else None)
+        needed = needs_noise_scale(self._policy) or self.lr_scaling in BY_GAIN
+        wanted = self.noise_scale or ("auto" if needed else None)
         self._noise = None if wanted is None else self._noise or NoiseWatch(wanted)
         self._accumulation = trainer.accumulate_grad_batches
         self._actuator = (
@@ -272,6 +283,11 @@ class BatchSizeScheduler(Callback):
             self._scaled_steps.ratio = self._ratio
         if self.schedule_by == "samples" and pl_module.automatic_optimization:
             self._clock = self._clock_for(trainer)
+
+    def _by_gain(self, ratio: float) -> float:
+        estimate = noise_scale(self.history) if self.history else ""
+        known = None if isinstance(estimate, str) else estimate.value
+        return BY_GAIN[self.lr_scaling](adascale_gain(ratio, known, self._first_batch_size))
 
     def _clock_for(self, trainer: Trainer) -> SampleClock | None:
         """Returns the clock for the schedules; none where the run began without, or its horizon is one of steps."""

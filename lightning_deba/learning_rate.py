@@ -16,10 +16,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-__all__ = ["LRScaling", "SampleClock", "ScaledSteps", "scaling_rule", "steps_at"]
+__all__ = ["BY_GAIN", "LRScaling", "SampleClock", "ScaledSteps", "scaling_rule", "steps_at"]
 
-LRScaling = Literal["none", "linear", "sqrt"] | Callable[[float], float]
+LRScaling = Literal["none", "linear", "sqrt", "adascale", "adamscale"] | Callable[[float], float]
 """A rule by name, or any function from the ratio of the batch sizes to the factor of the learning rate."""
+
+BY_GAIN: dict[object, Callable[[float], float]] = {"adascale": lambda gain: gain, "adamscale": math.sqrt}
+"""The rules that go by the gain of the larger batch, and not by the ratio alone: from the gain to the factor."""
 
 _RULES: dict[str, Callable[[float], float]] = {
     "none": lambda ratio: 1.0,
@@ -44,8 +47,34 @@ def scaling_rule(rule: LRScaling) -> Callable[[float], float]:
     if callable(rule):
         return rule
     if rule not in _RULES:
-        raise ValueError(f'`lr_scaling` must be "none", "linear", "sqrt" or a function of the ratio, got {rule!r}.')
+        raise ValueError(
+            '`lr_scaling` must be "none", "linear", "sqrt", "adascale", "adamscale" or a function of the ratio, got '
+            f"{rule!r}."
+        )
     return _RULES[rule]
+
+
+def adascale_gain(ratio: float, noise_scale: float | None, first_batch_size: int) -> float:
+    """Returns the gain ``r`` of a step with a batch ``k`` times as large, in steps of the first batch size.
+
+    ``r = (S + |G|^2) / (S / k + |G|^2) = (B_s + B0) / (B_s / k + B0)``, with ``S = tr(Sigma) / B0`` the variance of the
+    gradient of the first batch size B0, and ``B_s = tr(Sigma) / |G|^2`` the noise scale. Between 1 and k: k where noise
+    is all there is, 1 where there is none.
+
+    Source: AdaScale (Johnson et al., arXiv 2007.05105), equation 4. For Adam its square root.
+
+    Args:
+        ratio: k, the ratio of the batch sizes.
+        noise_scale: B_s in samples; ``None`` where it is undetermined, and then nothing is gained.
+        first_batch_size: B0.
+
+    Example:
+        >>> adascale_gain(4.0, 96.0, 32), adascale_gain(4.0, 0.0, 32), adascale_gain(4.0, None, 32)
+        (2.2857142857142856, 1.0, 1.0)
+    """
+    if noise_scale is None:
+        return 1.0
+    return (noise_scale + first_batch_size) / (noise_scale / ratio + first_batch_size)
 
 
 class ScaledSteps:
@@ -55,6 +84,9 @@ class ScaledSteps:
     one that computes the rate anew and would lose it, nor one that multiplies the last rate and would apply it
     twice. A checkpoint holds the schedule's rate, also one of a step that has failed, and a resumed run applies the
     factor once.
+
+    Attributes:
+        factor: The factor of the learning rate.
 
     Args:
         optimizers: The optimizers.
@@ -76,8 +108,8 @@ class ScaledSteps:
     def __init__(
         self, optimizers: Sequence[Optimizer], rule: Callable[[float], float], scale_beta2: bool = False
     ) -> None:
-        self.ratio = 1.0
         self._rule = rule
+        self.ratio = 1.0
         self._scale_beta2 = scale_beta2
         self._kept: dict[Optimizer, list[tuple[int, str, Any, Any]]] = {}  # during a step
         self._handles: list[RemovableHandle] = []
@@ -87,9 +119,14 @@ class ScaledSteps:
             self._handles.append(optimizer.register_state_dict_post_hook(self._leave_out))
 
     @property
-    def factor(self) -> float:
-        """The factor of the learning rate."""
-        return self._rule(self.ratio)
+    def ratio(self) -> float:
+        """The ratio of the batch sizes; setting it asks the rule for the factor."""
+        return self._ratio
+
+    @ratio.setter
+    def ratio(self, ratio: float) -> None:
+        self._ratio = ratio
+        self.factor = self._rule(ratio)
 
     def effective(self, optimizer: Optimizer) -> float | Tensor:
         """Returns the learning rate that the first group's parameters are stepped with, also during a step."""

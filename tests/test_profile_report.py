@@ -299,6 +299,13 @@ def test_the_threshold_has_its_interval_as_a_band_and_its_value_beside_it(found)
     assert f"{threshold:g}" in [text.get_text() for text in ax.texts]
 
 
+def test_a_ratio_that_keeps_close_to_one_has_more_ticks_than_one():
+    ax = plot_profile(characterization(spread=0.02), signal="confidence")
+    ax.figure.draw_without_rendering()
+    shown = [tick for tick in ax.get_yticks() if ax.get_ylim()[0] <= tick <= ax.get_ylim()[1]]
+    assert shown == [0.8, 1, 1.25, 1.5]
+
+
 def test_figures_take_axes_or_make_their_own_and_leave_nothing_open(found):
     from matplotlib import pyplot
 

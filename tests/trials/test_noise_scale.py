@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_deba import BatchSizeScheduler, Hold
-from lightning_deba.policies import DEBA, Chain, Goodput, NoiseScale
+from lightning_deba.learning_rate import adascale_gain
+from lightning_deba.policies import DEBA, Chain, Goodput, Milestones, NoiseScale
 from lightning_deba.policies.base import needs_noise_scale
 from tests.runs import trainer_of
 
@@ -35,16 +38,16 @@ class Targets(Dataset):
 class Pulled(LightningModule):
     """Of the loss ``|w - x|^2 / 2`` the gradient at w = 0 is ``-x``. The rate is 0: it stays there."""
 
-    def __init__(self, parts=4, fused=False):
+    def __init__(self, parts=4, fused=False, rate=0.0):
         super().__init__()
         self.weights = torch.nn.ParameterList(torch.zeros(DIMENSION // parts) for _ in range(parts))
-        self.fused = fused
+        self.fused, self.rate = fused, rate
 
     def training_step(self, batch, batch_idx):
         return (torch.cat(list(self.weights)) - batch).square().sum(1).mean() / 2
 
     def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.0, fused=self.fused or None)
+        return torch.optim.SGD(self.parameters(), lr=self.rate, fused=self.fused or None)
 
 
 def fitted(root, mode="auto", model=None, policy=None, batch_size=32, checkpoints=(), ckpt_path=None, **settings):
@@ -131,3 +134,26 @@ def test_the_measurement_goes_on_after_a_resume(tmp_path):
 def test_a_mode_that_is_none_is_refused():
     with pytest.raises(ValueError, match='`noise_scale` must be None, "auto", "ranks"'):
         BatchSizeScheduler(Hold(), noise_scale="always")
+
+
+# The learning rate by the gain
+
+
+@pytest.mark.parametrize(("rule", "power"), [("adascale", 1.0), ("adamscale", 0.5)])
+def test_the_rate_goes_by_the_gain_of_the_larger_batch(rule, power, tmp_path):
+    scheduler = BatchSizeScheduler(Milestones(epochs={0: 16, 2: 64}), lr_scaling=rule, min_batch_size=1)
+    torch.manual_seed(0)
+    model = Pulled(rate=1e-9)
+    trainer_of([scheduler], tmp_path, max_epochs=4).fit(model, DataLoader(Targets(), batch_size=16, shuffle=True))
+    rates = [record.learning_rate / 1e-9 for record in scheduler.history]
+    # Every step counts for (TRUTH + 16) / (TRUTH / 4 + 16) of the first size's.
+    assert rates == pytest.approx([1.0, 1.0, *[((TRUTH + 16) / (TRUTH / 4 + 16)) ** power] * 2], rel=0.1)
+    assert model.optimizers().param_groups[0]["lr"] == 1e-9
+
+
+@given(st.floats(1, 100) | st.floats(0.01, 1), st.floats(0, 1e6), st.integers(1, 512))
+def test_the_gain_is_that_of_the_paper_and_between_one_and_the_ratio(ratio, noise_scale, size):
+    squared, variance = 2.0, 2.0 * noise_scale / size  # |G|^2, and of the gradient of the first size
+    gain = adascale_gain(ratio, noise_scale, size)
+    assert gain == pytest.approx((variance + squared) / (variance / ratio + squared))
+    assert min(1, ratio) * (1 - 1e-9) <= gain <= max(1, ratio) * (1 + 1e-9)
