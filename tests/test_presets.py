@@ -248,8 +248,7 @@ def test_shipped_preset(name):
     preset = get_preset(name)
     assert preset.name == name
     assert preset.architectures
-    assert "rovisional, not yet calibrated" in preset.source
-    assert "Not the paper's" in preset.source
+    assert preset.source.startswith("Borrowed" if name == "generic" else "Calibrated by this project from ")
     assert preset.note
 
 
@@ -261,7 +260,7 @@ def test_shipped_policy_decides(name):
         EpochRecord(epoch, 32, 32, loss=1.0, gradient_norm=1.0 - 0.02 * epoch, component_variance=1e-8)
         for epoch in range(12)
     ]
-    calm[-1] = EpochRecord(11, 32, 32, loss=1.0, gradient_norm=0.8, component_variance=0.9e-8)
+    calm[-1] = EpochRecord(11, 32, 32, loss=1.0, gradient_norm=0.8, component_variance=0.5e-8)
     assert policy(calm).batch_size == 48
     assert policy(calm[:4]).batch_size == 32
 
@@ -270,7 +269,7 @@ def test_deep_is_more_cautious_than_shallow_and_generic_than_any():
     shallow, deep, generic = (get_preset(n).policy for n in ("resnet_shallow", "resnet_deep", "generic"))
     assert deep.stability_threshold < shallow.stability_threshold
     for policy in (get_preset(name).policy for name in SHIPPED if name != "generic"):
-        assert generic.confidence_threshold < policy.confidence_threshold
+        assert generic.confidence_threshold <= policy.confidence_threshold
         assert generic.stability_threshold <= policy.stability_threshold
         assert generic.cooldown > policy.cooldown
 

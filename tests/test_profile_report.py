@@ -303,7 +303,8 @@ def test_a_ratio_that_keeps_close_to_one_has_more_ticks_than_one():
     ax = plot_profile(characterization(spread=0.02), signal="confidence")
     ax.figure.draw_without_rendering()
     shown = [tick for tick in ax.get_yticks() if ax.get_ylim()[0] <= tick <= ax.get_ylim()[1]]
-    assert shown == [0.8, 1, 1.25, 1.5]
+    assert 1 in shown
+    assert len(shown) >= 3
 
 
 def test_figures_take_axes_or_make_their_own_and_leave_nothing_open(found):

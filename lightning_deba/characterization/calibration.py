@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -110,11 +111,10 @@ def simulate(policy: BatchSizePolicy, history: History, bounds: tuple[int, int] 
 def _thresholds(found: Sequence[Signals], share: float) -> _Thresholds:
     """Returns the smallest quantiles, of one share for both, that `share` of the epochs lie below together."""
     pairs = [(s.confidence, max(s.gradient_norm_variation, s.loss_variation)) for s in found]
-    # Ranks turn both signals into shares: the epoch whose larger rank is the one sought decides.
-    ranks = [sorted(column).index for column in zip(*pairs, strict=True)]
-    larger = sorted(max(rank(value) for rank, value in zip(ranks, pair, strict=True)) for pair in pairs)
-    place = larger[math.ceil(share * len(larger)) - 1]
     confidences, variations = (sorted(column) for column in zip(*pairs, strict=True))
+    # Ranks turn both signals into shares: the epoch whose larger rank is the one sought decides.
+    larger = sorted(max(bisect_left(confidences, c), bisect_left(variations, v)) for c, v in pairs)
+    place = larger[math.ceil(share * len(larger)) - 1]
     return confidences[place], variations[place]
 
 

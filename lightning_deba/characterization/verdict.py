@@ -95,14 +95,16 @@ def _saving(sizes: list[int], curve: ThroughputCurve) -> float:
 def _reason(
     profile: StabilityProfile, curve: ThroughputCurve, saving: float, attainable: float, sizes: list[int], fastest: int
 ) -> str:
-    if attainable < HARDLY:
+    if attainable < WORTH_IT:
         return (
-            f"The throughput curve is flat: no batch size from {min(curve.seconds)} to {max(curve.seconds)} saves more "
-            f"than {max(attainable, 0):.0%} of an epoch's time at {profile.batch_size}, so there is no time to gain."
+            f"The throughput curve is {'' if attainable < HARDLY else 'nearly '}flat: no batch size from "
+            f"{min(curve.seconds)} to {max(curve.seconds)} saves more than {max(attainable, 0):.0%} of an epoch's time at "
+            f"{profile.batch_size}, so there is hardly any time to gain; the calibrated policy would save {saving:.0%}."
         )
+    back = f" and back to {sizes[-1]}" if sizes[-1] < max(sizes) else ""
     return (
-        f"In {len(sizes)} epochs the calibrated policy would go from {sizes[0]} to {sizes[-1]} and save {saving:.0%} "
-        f"of the training time; a batch of {fastest} from the start would save {attainable:.0%}."
+        f"In {len(sizes)} epochs the calibrated policy would go from {sizes[0]} up to {max(sizes)}{back} and save "
+        f"{saving:.0%} of the training time; a batch of {fastest} from the start would save {attainable:.0%}."
     )
 
 

@@ -48,7 +48,7 @@ def get_preset(name: str) -> Preset:
 
     Example:
         >>> get_preset("resnet_deep").policy.stability_threshold
-        0.15
+        0.245
     """
     if name not in _PRESETS:
         raise ValueError(

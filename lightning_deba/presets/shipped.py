@@ -17,12 +17,20 @@ from __future__ import annotations
 from lightning_deba.policies import DEBA
 from lightning_deba.presets.preset import Preset
 
-_PROVISIONAL = (
-    "Provisional, not yet calibrated: chosen by this project from first trials on Fashion-MNIST{}. "
-    "Not the paper's thresholds, which are not public."
+
+def _runs(architecture: str) -> str:
+    """Says what was run, and how to run it again."""
+    return (
+        f"Calibrated by this project from {architecture} on 800 images of Fashion-MNIST at 32x32, batch 16, 25 epochs, "
+        "3 seeds, SGD 0.01 with momentum 0.9, lightning 2.6.6 and torch 2.14.1: python -m tests.evidence. Not the "
+        "paper's thresholds, which are not public."
+    )
+
+
+_BORROWED = (
+    "Borrowed: the strictest thresholds of the calibrated presets, and twice their cooldown. No such network was run; "
+    "lightning-deba characterize runs yours."
 )
-_TRIED = _PROVISIONAL.format(" with {}")
-_UNTRIED = _PROVISIONAL.format(" with other families (mobilenetv3_small_100, resnet18)")
 
 # The words of the residual family, each of which is followed by the depth of the network.
 _RESNETS = (
@@ -62,30 +70,38 @@ SHIPPED = (
             "r2plus1d_18",
             "test_resnet",
         ),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.3),
-        source=_TRIED.format("resnet18"),
+        policy=DEBA(confidence_threshold=0.779, stability_threshold=0.258),
+        source=_runs("resnet18"),
         note="The paper finds ResNet-18 36 to 43 % faster and 2.4 to 4.0 % more accurate on CIFAR.",
+        score=0.76,
+        verdict="adapt",
     ),
     Preset(
         name="resnet_deep",
         architectures=(*_at_depth("[5-9][0-9]*", "[1-9][0-9][0-9]*"), "ecaresnetlight", "*senet154", "tresnet_*"),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.15),
-        source=_UNTRIED,
+        policy=DEBA(confidence_threshold=0.738, stability_threshold=0.245),
+        source=_runs("resnet50"),
         note="The paper finds high variance with ResNet-50 on CIFAR, and sometimes a loss of accuracy.",
+        score=0.62,
+        verdict="adapt",
     ),
     Preset(
         name="densenet",
         architectures=("densenet*",),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.3),
-        source=_UNTRIED,
+        policy=DEBA(confidence_threshold=0.786, stability_threshold=0.236),
+        source=_runs("densenet121"),
         note="The paper counts DenseNet-121 among those that gain most: 45 to 62 % faster on CIFAR, more accurate.",
+        score=0.74,
+        verdict="adapt",
     ),
     Preset(
         name="efficientnet",
         architectures=("*efficientnet*", "tinynet_*"),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.3),
-        source=_UNTRIED,
+        policy=DEBA(confidence_threshold=0.922, stability_threshold=0.26),
+        source=_runs("efficientnet_b0"),
         note="The paper counts EfficientNet-B0 among those that gain most: 45 to 62 % faster on CIFAR, more accurate.",
+        score=0.55,
+        verdict="adapt",
     ),
     Preset(
         name="mobilenet",
@@ -98,9 +114,11 @@ SHIPPED = (
             "lcnet_*",
             "*mixnet_*",
         ),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.3),
-        source=_TRIED.format("mobilenetv3_small_100"),
+        policy=DEBA(confidence_threshold=0.987, stability_threshold=0.39),
+        source=_runs("mobilenetv3_large_100"),
         note="The paper counts MobileNet-V3 among those that gain most: 45 to 62 % faster on CIFAR, more accurate.",
+        score=0.51,
+        verdict="adapt",
     ),
     Preset(
         name="vit",
@@ -121,9 +139,11 @@ SHIPPED = (
             "test_vit*",
             "visiontransformer",
         ),
-        policy=DEBA(confidence_threshold=1.0, stability_threshold=0.3),
-        source=_UNTRIED,
+        policy=DEBA(confidence_threshold=1.06, stability_threshold=0.137),
+        source=_runs("vit_tiny_patch16_224"),
         note="The paper finds ViT-B16 stable as it is: about 6 % faster on CIFAR, no less accurate.",
+        score=0.74,
+        verdict="don't adapt",
     ),
     Preset(
         name="generic",
@@ -137,8 +157,8 @@ SHIPPED = (
             "deeplabv3_*",
             "lraspp_*",
         ),
-        policy=DEBA(confidence_threshold=0.95, stability_threshold=0.15, cooldown=10),
-        source=_UNTRIED,
+        policy=DEBA(confidence_threshold=0.738, stability_threshold=0.137, cooldown=10),
+        source=_BORROWED,
         note="No family of the paper: it warns that thresholds may not transfer, to ConvNeXt or CoAtNet for example. "
         "A characterization of this network under a fixed batch size tells what suits it.",
     ),

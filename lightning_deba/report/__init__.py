@@ -8,6 +8,7 @@ from lightning_deba.report.figures import (
     plot_signal,
 )
 from lightning_deba.report.page import write_figure, write_report
+from lightning_deba.report.policy_figures import plot_noise_scale, plot_replay
 from lightning_deba.report.profile_figures import plot_evidence, plot_profile, plot_sizes, plot_throughput
 from lightning_deba.report.profile_page import write_profile_report
 from lightning_deba.report.tables import summary_table
@@ -17,7 +18,9 @@ __all__ = [
     "plot_evidence",
     "plot_history",
     "plot_loss",
+    "plot_noise_scale",
     "plot_profile",
+    "plot_replay",
     "plot_seconds",
     "plot_signal",
     "plot_sizes",

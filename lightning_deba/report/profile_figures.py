@@ -7,12 +7,13 @@ what matters is where they lie together, and where the thresholds fall among the
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from lightning_deba.characterization import (
     Characterization,
@@ -21,6 +22,7 @@ from lightning_deba.characterization import (
     calibrate,
     threshold_intervals,
 )
+from lightning_deba.characterization.verdict import HARDLY
 from lightning_deba.policies import DEBA, Signals
 from lightning_deba.records import EpochRecord
 from lightning_deba.report.figures import COLORS, GRID, MUTED, SIZE, plot_batch_size
@@ -33,8 +35,6 @@ NAMES = {name: name.replace("gradient_norm", "gradient-norm").replace("_", " ") 
 _DATA, _THRESHOLD = COLORS[0], COLORS[1]
 # A page of points is no clearer with ten thousand of them, and a hundred times as large.
 _MOST_POINTS = 1200
-# Below this a throughput curve counts as flat; the verdict draws its line there, too.
-_FLAT = 0.03
 _DOTTED = (0, (1, 1.5))
 
 
@@ -248,27 +248,13 @@ def _is_calm(point: tuple[float, float], policy: DEBA) -> bool:
 
 def _name_quarters(ax: Axes, points: Sequence[tuple[float, float]], policy: DEBA) -> None:
     """Writes into each quarter of the plane what the policy does there, and how many of the epochs it has."""
-    count = max(1, len(points))
-    noisy = [point for point in points if point[0] > policy.confidence_threshold]
-    unstable = [point for point in points if point[1] >= policy.stability_threshold]
-    both = len(set(map(id, noisy)) & set(map(id, unstable)))
-    calm = sum(_is_calm(point, policy) for point in points)
-    corners = {
-        (0.015, 0.02): ("grow", calm),
-        (0.985, 0.02): ("hold", len(noisy) - both),
-        (0.015, 0.98): ("hold", len(unstable) - both),
-        (0.985, 0.98): ("roll back", both),
-    }
-    for (x, y), (verb, many) in corners.items():
-        _small(
-            ax,
-            f"{verb} {many / count:.0%}",
-            (x, y),
-            color=_DATA if verb == "grow" else MUTED,
-            ha="left" if x < 0.5 else "right",
-            va="bottom" if y < 0.5 else "top",
-            fontweight="bold" if verb == "grow" else "normal",
-        )
+    counts = Counter((c > policy.confidence_threshold, v >= policy.stability_threshold) for c, v in points)
+    verbs = {(False, False): "grow", (True, False): "hold", (False, True): "hold", (True, True): "roll back"}
+    for (noisy, unstable), verb in verbs.items():
+        text = f"{verb} {counts[noisy, unstable] / max(1, len(points)):.0%}"
+        style: dict[str, Any] = {"color": _DATA, "fontweight": "bold"} if verb == "grow" else {"color": MUTED}
+        style |= {"ha": "right" if noisy else "left", "va": "top" if unstable else "bottom"}
+        _small(ax, text, (0.985 if noisy else 0.015, 0.98 if unstable else 0.02), **style)
 
 
 def _draw_threshold(
@@ -297,7 +283,7 @@ def _mark_descent(ax: Axes, profile: StabilityProfile) -> None:
 def _mark_speedup(ax: Axes, curve: ThroughputCurve, start: int, fastest: int) -> None:
     """Draws by what factor the fastest size is faster than the first, or that none is."""
     before, after = (1 / curve.seconds_per_sample(size) for size in (start, fastest))
-    if after < before / (1 - _FLAT):
+    if after < before / (1 - HARDLY):
         _small(ax, f"no size is much faster than {start:,}", (0.02, 0.13), color=_THRESHOLD, va="bottom")
         return
     ax.plot([start, fastest], [before, before], color=_THRESHOLD, linewidth=0.9, linestyle=_DOTTED)
@@ -335,7 +321,9 @@ def _about_one(ax: Axes, values: Iterable[float], *, upright: bool = True) -> No
     low, high = min([*positive, 0.7]), max([*positive, 1.4])
     side, ticks = ("y", ax.yaxis) if upright else ("x", ax.xaxis)
     ax.set(**{f"{side}scale": "log", f"{side}lim": (low / 1.12, high * 1.12)})
-    ticks.set_major_locator(LogLocator(base=2, numticks=7))
+    # Powers of two alone are too few where the values keep close to 1.
+    close = FixedLocator((0.5, 0.6, 0.8, 1, 1.25, 1.5, 2))
+    ticks.set_major_locator(close if high < 4 * low else LogLocator(base=2, numticks=7))
     ticks.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     ticks.set_minor_locator(NullLocator())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -99,13 +99,26 @@ def _baseline(found: Characterization) -> str:
 def _numbers(found: Characterization) -> list[tuple[str, str]]:
     """Returns the few numbers that the verdict rests on."""
     word = found.verdict
-    first, last = word.sizes[0], word.sizes[-1]
     return [
         ("predicted saving of time", _percent(word.saving)),
         ("attainable by the throughput", _percent(word.attainable)),
         ("stability score", f"{found.profile.score:.2f}"),
-        ("simulated batch sizes", f"{first:,} → {last:,}" if first != last else f"{first:,} throughout"),
+        ("simulated batch sizes", _way(word.sizes)),
     ]
+
+
+def _way(sizes: Sequence[int]) -> str:
+    """Tells where batch sizes go, and how high in between where they come back.
+
+    Example:
+        >>> _way([16, 24, 36]), _way([16, 24, 16]), _way([16, 16])
+        ('16 → 36', '16 → 24 → 16', '16 throughout')
+    """
+    first, last = sizes[0], sizes[-1]
+    if len(set(sizes)) == 1:
+        return f"{first:,} throughout"
+    stations = (first, last) if first != last else (first, max(sizes) if max(sizes) > first else min(sizes), last)
+    return " → ".join(f"{size:,}" for size in stations)
 
 
 def _percent(share: float) -> str:

@@ -15,6 +15,7 @@ import json
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -140,7 +141,13 @@ def collect(arguments: argparse.Namespace) -> None:
             {name: [_rounded(value) for value in column] for name, column in to_columns(run).items() if any(column)}
             for run in profile.histories
         ]
-        shipped = {"version": 1, "architecture": model, "throughput": curve, "histories": rounded}
+        about = {
+            "data": "800 images of Fashion-MNIST at 32x32",
+            "optimizer": "SGD 0.01, momentum 0.9, weight decay 5e-4",
+            "versions": {name: version(name) for name in ("lightning", "timm", "torch")},
+            "command": f"python -m tests.evidence baseline {model} 0 1 2",
+        }
+        shipped = {"version": 1, "architecture": model, "throughput": curve, "histories": rounded, "about": about}
         (SHIPPED / f"{model}.json").write_text(json.dumps(shipped, separators=(",", ":")) + "\n")
     results = [json.loads(path.read_text()) for path in sorted((arguments.runs / "held_out").glob("*/result.json"))]
     (SHIPPED / "held_out.jsonl").write_text("".join(json.dumps(result) + "\n" for result in results))
