@@ -98,8 +98,8 @@ def _reason(
     if attainable < WORTH_IT:
         return (
             f"The throughput curve is {'' if attainable < HARDLY else 'nearly '}flat: no batch size from "
-            f"{min(curve.seconds)} to {max(curve.seconds)} saves more than {max(attainable, 0):.0%} of an epoch's time at "
-            f"{profile.batch_size}, so there is hardly any time to gain; the calibrated policy would save {saving:.0%}."
+            f"{min(curve.seconds)} to {max(curve.seconds)} saves more than {max(attainable, 0):.0%} of an epoch's time "
+            f"at {profile.batch_size}, so there is hardly any to gain; the calibrated policy would save {saving:.0%}."
         )
     back = f" and back to {sizes[-1]}" if sizes[-1] < max(sizes) else ""
     return (

@@ -108,7 +108,7 @@ def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | 
     # The smallest batch has one sample, and a logarithmic axis no zero.
     low = [max(1.0, value) for value in lower]
     ax.fill_between(ends, low, upper, color=_PALE, alpha=0.32, linewidth=0, zorder=0.5, gid="noise-interval")
-    ax.plot(ends, values, color=MUTED, linewidth=1, linestyle=(0, DASHES[2]), zorder=1.5, gid="noise-scale")
+    ax.plot(ends, values, color=MUTED, linewidth=1.3, linestyle=(0, DASHES[2]), zorder=1.5, gid="noise-scale")
     tops = [value for value in upper if drawable(value)]
     _octaves(ax, [value for value in (*values, *tops) if value >= 1])
     if tops:
