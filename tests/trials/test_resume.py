@@ -19,12 +19,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader
 
 from lightning_deba import read_history
+from lightning_deba.callback import STATE_VERSION
 from tests.processes import Processes
 from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run
 from tests.trials.test_several_processes import Refused, agreeing, refusals, run_here
 
 ROOT = Path(__file__).parents[2]
-STORED = ROOT / "tests" / "data" / "checkpoints" / "version_1.ckpt"
+STORED = {version: ROOT / "tests" / "data" / "checkpoints" / f"version_{version}.ckpt" for version in (1, 2)}
 SOURCES = ["fit", "module", "datamodule"]
 
 
@@ -331,20 +332,26 @@ class Scheduled(Linear):
 
 
 def write_stored():
-    """Wrote the stored checkpoint, after 2 of 4 batches of 16: `tests/data/checkpoints/README.md` says when and how."""
+    """Writes the newest stored checkpoint, after 2 of 4 batches of 16; `tests/data/checkpoints/README.md` says when."""
+    newest = STORED[max(STORED)]
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:  # its name gets into the checkpoint
-        checkpoint = ModelCheckpoint(folder, filename=STORED.stem, every_n_train_steps=10)
+        checkpoint = ModelCheckpoint(folder, filename=newest.stem, every_n_train_steps=10)
         run({0: 16}, folder, loaders=DataLoader(Samples(), batch_size=8), model=Scheduled(),
             neighbours=[checkpoint], enable_checkpointing=True, max_epochs=2)  # fmt: skip
-        shutil.copy(checkpoint.best_model_path, STORED)
+        shutil.copy(checkpoint.best_model_path, newest)
 
 
-def test_a_checkpoint_of_state_version_1_is_gone_on_from(tmp_path):
-    state = torch.load(STORED, weights_only=True)["callbacks"]["BatchSizeScheduler"]
-    assert (state["version"], state["batch_size"]) == (1, 16)
-    assert STORED.stat().st_size < 20_000
-    trainer, scheduler, probe, _ = run({0: 16}, tmp_path, model=Scheduled(), ckpt_path=STORED)
+def test_there_is_a_file_of_every_version():
+    assert max(STORED) == STATE_VERSION
+
+
+@pytest.mark.parametrize("version", STORED)
+def test_a_checkpoint_of_every_state_version_is_gone_on_from(version, tmp_path):
+    state = torch.load(STORED[version], weights_only=True)["callbacks"]["BatchSizeScheduler"]
+    assert (state["version"], state["batch_size"]) == (version, 16)
+    assert STORED[version].stat().st_size < 20_000
+    trainer, scheduler, probe, _ = run({0: 16}, tmp_path, model=Scheduled(), ckpt_path=STORED[version])
     assert probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]
     assert probe.validations == [1, 2]
     assert [(r.epoch, r.batch_size, r.samples, r.optimizer_steps) for r in scheduler.history] == [
@@ -360,7 +367,8 @@ def test_a_checkpoint_of_state_version_1_is_gone_on_from(tmp_path):
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 24  # its end, after 16 steps
 
 
+@pytest.mark.parametrize("version", STORED)
 @pytest.mark.parametrize("source", OWNERS)
-def test_by_every_owner(source, tmp_path):
-    probe = run({0: 16}, tmp_path, source=source, model=Scheduled(), ckpt_path=STORED).probe
+def test_by_every_owner(source, version, tmp_path):
+    probe = run({0: 16}, tmp_path, source=source, model=Scheduled(), ckpt_path=STORED[version]).probe
     assert probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]
