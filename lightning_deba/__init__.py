@@ -2,6 +2,8 @@
 
 Add `BatchSizeScheduler` to a Trainer's callbacks. At each epoch's end it asks a policy, such as `DEBA`, for the
 batch size of the next one; `replay` asks another policy about a recorded run, which `read_history` reads.
+`characterize` tells beforehand which thresholds suit a model, and whether to adapt at all. More policies are in
+`lightning_deba.policies`.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from lightning_deba.records import Decision, EpochRecord, Grant, History, Histor
 
 if TYPE_CHECKING:
     from lightning_deba.actuators import BatchSizeActuator, BatchSizeAdapter, InPlaceActuator, ReloadActuator
+    from lightning_deba.baseline import characterize
     from lightning_deba.callback import BatchSizeScheduler
+    from lightning_deba.characterization import Characterization, StabilityProfile, calibrate
     from lightning_deba.learning_rate import steps_at
     from lightning_deba.meter import GradientMeter
+    from lightning_deba.throughput import measure_throughput
 
 __version__ = "0.1.0"
 
@@ -26,6 +31,7 @@ __all__ = [
     "BatchSizeAdapter",
     "BatchSizePolicy",
     "BatchSizeScheduler",
+    "Characterization",
     "Decision",
     "EpochRecord",
     "GradientMeter",
@@ -36,6 +42,10 @@ __all__ = [
     "InPlaceActuator",
     "ReloadActuator",
     "Signals",
+    "StabilityProfile",
+    "calibrate",
+    "characterize",
+    "measure_throughput",
     "read_history",
     "replay",
     "signals",
@@ -47,9 +57,14 @@ _LATER = {
     "BatchSizeActuator": "actuators",
     "BatchSizeAdapter": "actuators",
     "BatchSizeScheduler": "callback",
+    "Characterization": "characterization",
     "GradientMeter": "meter",
     "InPlaceActuator": "actuators",
     "ReloadActuator": "actuators",
+    "StabilityProfile": "characterization",
+    "calibrate": "characterization",
+    "characterize": "baseline",
+    "measure_throughput": "throughput",
     "steps_at": "learning_rate",
 }
 
