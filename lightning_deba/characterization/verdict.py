@@ -15,8 +15,8 @@ __all__ = ["Verdict", "verdict"]
 
 WORTH_IT = 0.10
 """Predicted share of time saved from which it is worth it."""
-HARDLY = 0.03
-"""And below which it is not: a measurement would not tell it from nothing."""
+HARDLY = 0.05
+"""And below which it is not: a measurement hardly tells it from nothing, and a point of accuracy outweighs it."""
 STEADY = 0.5
 """Score below which the component variance varies by more than its own size, so that signals are mostly noise."""
 
@@ -61,7 +61,7 @@ def verdict(
         bounds: Smallest and largest batch size that the scheduler allows.
 
     Returns:
-        "adapt" from a saving of 10 % on, "don't adapt" below 3 %, and "marginal" between them, and where the signals
+        "adapt" from a saving of 10 % on, "don't adapt" below 5 %, and "marginal" between them, and where the signals
         vary by more than their own size (a score below 0.5).
     """
     policy = calibrate(profile) if policy is None else policy

@@ -7,6 +7,7 @@ To train, with Lightning:
   validate      evaluate on the validation images
   test          evaluate on the test images
   characterize  train with a fixed batch size, and tell which preset suits and whether it pays
+  compare       train a grid of policies x models x seeds, and tell which differences are real
 
 To look at what is known:
   presets       list the presets; `presets show MODEL` shows the one for a model
@@ -43,9 +44,16 @@ def _characterize(args: list[str]) -> None:
     run(args)
 
 
+def _compare(args: list[str]) -> None:
+    from lightning_deba.cli.comparing import run  # likewise
+
+    run(args)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     **{command: partial(_train, command) for command in ("fit", "validate", "test")},
     "characterize": _characterize,
+    "compare": _compare,
     "presets": commands.presets,
     "policies": commands.list_of_policies,
     "replay": commands.replay,
