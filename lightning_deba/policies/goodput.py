@@ -9,7 +9,7 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from lightning_deba.policies.base import check, cooling, is_whole
-from lightning_deba.policies.noise import WINDOW, NoiseEstimate, check_window, noise_scale
+from lightning_deba.policies.noise import WINDOW, NoiseEstimate, check_window, noise_scale, noise_scale_above
 from lightning_deba.records import Decision, History
 
 _LEVER = 1.2
@@ -96,7 +96,8 @@ class Goodput:
     Candidates are the present size times powers of sqrt(2), from B_0 (below which the paper does not go) to
     `largest` times B_0, and at most `max_jump` away. The best is taken if it gains `min_gain`. How sure
     is B_s? A larger size has to pay at the lower end of its interval, a smaller one at the upper end: so a jump
-    goes no further than what is known carries it, and on constant statistics the policy comes to rest.
+    goes no further than what is known carries it, and on constant statistics the policy comes to rest. Where B_s is
+    only known to exceed a size (`noise_scale_above`), as with a batch far below it, that is the lower end.
 
     One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is
     at least the present size: if all the time is overhead, that gains a third at least; if none is, it costs
@@ -154,7 +155,10 @@ class Goodput:
         size = history[-1].batch_size
         noise = noise_scale(history, self.window)
         if isinstance(noise, str):
-            return Decision(size, f"hold: {noise}")
+            above = noise_scale_above(history, self.window)
+            if above is None:
+                return Decision(size, f"hold: {noise}")
+            noise = above
         if waiting := cooling(history, self.cooldown):
             return Decision(size, f"{waiting}: {noise}", noise.signals())
         points = self._given() or step_times(history)
@@ -169,7 +173,7 @@ class Goodput:
         def gain(candidate: int) -> float:
             scale = noise.lower if candidate > size else noise.upper
             faster = step_time.throughput(candidate) / step_time.throughput(size)
-            return faster * (scale + size) / (scale + candidate) - 1
+            return faster * (1.0 if math.isinf(scale) else (scale + size) / (scale + candidate)) - 1
 
         best = max(self._candidates(size, first), key=gain, default=size)
         signals = {

@@ -22,11 +22,13 @@ class NoiseEstimate(NamedTuple):
         value: ``B_s = tr(Sigma) / |G|^2``, in samples.
         error: Its standard error, in samples.
         epochs: Number of epochs that it is from.
+        bounded: Whether it is known from above; if not, `value` is only what it exceeds.
     """
 
     value: float
     error: float
     epochs: int
+    bounded: bool = True
 
     @property
     def lower(self) -> float:
@@ -35,15 +37,19 @@ class NoiseEstimate(NamedTuple):
 
     @property
     def upper(self) -> float:
-        """The upper end of that interval."""
-        return self.value + 2 * self.error
+        """The upper end of that interval; infinite where it is not known from above."""
+        return self.value + 2 * self.error if self.bounded else math.inf
 
     def __str__(self) -> str:
         epochs = f"{self.epochs} epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+        if not self.bounded:
+            return f"noise scale above {self.value:.4g} ({epochs})"
         return f"noise scale {self.value:.4g} +- {self.error:.2g} ({epochs})"
 
     def signals(self) -> dict[str, float]:
         """Returns the estimate by name, for the `signals` of a decision."""
+        if not self.bounded:
+            return {"noise_scale_above": self.value}
         return {"noise_scale": self.value, "noise_scale_error": self.error}
 
 
@@ -109,6 +115,45 @@ def noise_scale(history: History, window: int | None = WINDOW) -> NoiseEstimate 
     if not math.isfinite(value + error):
         return f"the noise scale is undetermined: tr(Sigma) is {covariance:.3g}, and |G|^2 {square:.3g}"
     return NoiseEstimate(value, error, count)
+
+
+def noise_scale_above(history: History, window: int | None = WINDOW) -> NoiseEstimate | None:
+    """Tells what the noise scale exceeds, where `noise_scale` finds it undetermined.
+
+    ``|G|^2`` may be lost in its error, and yet be known from above: then the noise scale is known from below::
+
+        B_s > (mean(tr(Sigma)) - 2 error) / (mean(|G|^2) + 2 error)
+
+    So a batch far below the noise scale, which is where ``|G|^2`` is hardest to tell, can be seen to be that.
+
+    Args:
+        history: The records up to the epoch that has just ended.
+        window: Number of records; ``None`` for all of them.
+
+    Returns:
+        An estimate that is not `bounded`; ``None`` of less than two epochs, or where nothing is known from below.
+
+    Example:
+        >>> from lightning_deba import EpochRecord
+        >>> run = [EpochRecord(t, 16, 16, gradient_squared=g, gradient_covariance=400.0)
+        ...        for t, g in enumerate([-1.0, 1.5])]
+        >>> noise_scale(run)
+        'the noise scale is undetermined: |G|^2 is 0.25 +- 1.2 over 2 epochs'
+        >>> print(noise_scale_above(run))
+        noise scale above 145.5 (2 epochs)
+    """
+    recent = history if window is None else history[-window:]
+    known = [found for r in recent if not isinstance(found := measured(r, *_NEEDS), str)]
+    if len(known) < 2 or isinstance(measured(history[-1], *_NEEDS), str):
+        return None
+    ends = []
+    for column, sign in zip(zip(*known, strict=True), (1, -1), strict=True):
+        mean = sum(column) / len(column)
+        ends.append(mean + sign * 2 * _standard_error([value - mean for value in column]))
+    above, below = ends
+    if not 0 < above < math.inf or not 0 < below < math.inf:
+        return None
+    return NoiseEstimate(below / above, 0.0, len(known), bounded=False)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from lightning_deba.policies import Goodput, noise_scale
 from lightning_deba.policies.goodput import StepTime, fit_step_time, step_times
+from lightning_deba.policies.noise import noise_scale_above
 from lightning_deba.records import EpochRecord
 from tests.policies.runs import World, flat
 
@@ -220,3 +223,49 @@ def test_the_cooldown():
 def test_without_a_noise_scale_it_holds():
     history = [replace(record, gradient_squared=None) for record in with_sizes(World(error=0.1), 32, 64)]
     assert Goodput()(history).reason == "hold: the gradient squared of epoch 1 was not measured"
+
+
+# Where the noise scale is only known from below
+
+
+def lost(squares, size=16, covariance=400.0, seconds=1.0):
+    return [
+        EpochRecord(
+            t,
+            size,
+            size,
+            optimizer_steps=50,
+            samples=50 * size,
+            seconds=seconds,
+            gradient_squared=square,
+            gradient_covariance=covariance,
+        )  # fmt: skip
+        for t, square in enumerate(squares)
+    ]
+
+
+def test_a_batch_far_below_the_noise_scale_grows_though_that_is_undetermined():
+    run = lost([-1.0, 1.5, 0.3])
+    assert isinstance(noise_scale(run), str)
+    above = noise_scale_above(run)
+    mean, error = 0.8 / 3, statistics.stdev([-1.0, 1.5, 0.3]) / 3**0.5
+    assert above.value == pytest.approx(400 / (mean + 2 * error))
+    assert above.upper == math.inf
+    decision = Goodput(throughput={16: 300.0, 64: 600.0, 256: 700.0})(run)
+    assert decision.batch_size > 16
+    assert "noise scale above" in decision.reason
+
+
+def test_known_from_below_alone_it_does_not_shrink_for_the_sake_of_efficiency():
+    run = [*lost([0.1] * 3, size=16), *lost([-1.0, 1.5, 0.3], size=128)]
+    run = [replace(record, epoch=t) for t, record in enumerate(run)]
+    flat = {16: 500.0, 128: 500.0}
+    assert Goodput(throughput=flat, window=3)(run).batch_size == 128
+
+
+@pytest.mark.parametrize(
+    "run", [lost([0.1]), lost([-5.0, -4.0]), lost([-1.0, 1.5], covariance=-3.0), lost([-1.0, math.nan])]
+)
+def test_what_is_known_from_no_side_holds(run):
+    assert noise_scale_above(run) is None
+    assert Goodput()(run).batch_size == 16
