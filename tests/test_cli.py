@@ -110,9 +110,7 @@ def test_the_console_script_is_this_one():
 def test_the_package_can_be_run():
     done = subprocess.run([sys.executable, "-m", "lightning_deba", "nonsense"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == (
-        "lightning-deba: no command 'nonsense'; the commands are fit, validate, test, presets, replay, report\n"
-    )
+    assert done.stderr == (f"lightning-deba: no command 'nonsense'; the commands are {', '.join(COMMANDS)}\n")
 
 
 def test_commands_that_train_nothing_start_without_torch(run):
@@ -382,7 +380,7 @@ def test_short_names_and_the_optimizer_are_taken_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("nonsense", "no command 'nonsense'; the commands are fit, validate, test, presets, replay, report"),
+        ("nonsense", f"no command 'nonsense'; the commands are {', '.join(COMMANDS)}"),
         ("presets show resnet_18", "got 'resnet_18'. Did you mean 'resnet18'"),
         ("presets show", "the following arguments are required: name"),
         ("replay", "the following arguments are required: history"),
