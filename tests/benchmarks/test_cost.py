@@ -181,3 +181,14 @@ def _seconds(function) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def test_a_profile_and_its_calibration_take_less_than_50_milliseconds(benchmark, enabled):
+    from lightning_deba.characterization import StabilityProfile, calibrate
+    from tests.test_characterization import run
+
+    history = run(100)
+    seconds = [_seconds(lambda: calibrate(StabilityProfile.from_history(history))) for _ in range(9 if enabled else 1)]
+    benchmark.pedantic(lambda: calibrate(StabilityProfile.from_history(history)), rounds=3 if enabled else 1)
+    if enabled:
+        assert statistics.median(seconds) < 0.05
