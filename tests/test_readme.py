@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_deba import DEBA, EpochRecord, Grant
+from lightning_deba import DEBA, EpochRecord, Grant, InPlaceActuator
 from lightning_deba.cli import main
 from lightning_deba.records import RunWriter
 
@@ -30,7 +30,7 @@ def test_every_example_runs(tmp_path, monkeypatch, capsys):
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
     assert "hold" in capsys.readouterr().out
-    assert names["scheduler"].actuator.adapter.counts_samples is False
+    assert InPlaceActuator(names["TokenBudget"]()).adapter.counts_samples is False
     assert (tmp_path / "lightning_logs" / "version_0" / "report.html").is_file()
 
 

@@ -239,7 +239,7 @@ def lost(squares, size=16, covariance=400.0, seconds=1.0):
             seconds=seconds,
             gradient_squared=square,
             gradient_covariance=covariance,
-        )  # fmt: skip
+        )
         for t, square in enumerate(squares)
     ]
 
