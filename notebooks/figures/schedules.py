@@ -10,6 +10,7 @@ import logging
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
@@ -79,17 +80,19 @@ def rates(schedule: Schedule, policy: BatchSizePolicy, schedule_by: Literal["sam
     """Trains once, and returns the learning rate as a function of the samples seen."""
     scheduler = BatchSizeScheduler(policy, min_batch_size=1, schedule_by=schedule_by)
     model = Noting(schedule)
-    trainer = Trainer(
-        max_epochs=EPOCHS,
-        accelerator="cpu",
-        devices=1,
-        callbacks=[scheduler],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    trainer.fit(model, DataLoader(torch.ones(SAMPLES, 2), batch_size=GROWTH[0]))
+    with TemporaryDirectory() as directory:
+        trainer = Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[scheduler],
+            logger=False,
+            default_root_dir=directory,  # for the history
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, DataLoader(torch.ones(SAMPLES, 2), batch_size=GROWTH[0]))
     return model.samples, model.rates
 
 
