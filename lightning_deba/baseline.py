@@ -54,7 +54,8 @@ def characterize(
         Profile, curve, calibrated policy and verdict.
 
     Raises:
-        ValueError: If there are too few epochs or no seeds, or the runs say too little.
+        ValueError: If there are too few epochs or no seeds, the runs say too little, or `directory` holds those of
+            another model, batch size or `about`.
         OSError: If nothing can be written to `directory`, before any training.
 
     Example:
@@ -69,7 +70,10 @@ def characterize(
     numbers = range(seeds) if isinstance(seeds, int) else seeds
     if epochs < SHORTEST:
         raise ValueError(f"`epochs` must be at least {SHORTEST} to say anything, got {epochs}.")
-    directory = Path(directory)
+    directory, module = Path(directory), module_factory()
+    architecture = architecture_in(module) or type(module).__name__
+    about = {"architecture": architecture, "batch_size": getattr(datamodule, "batch_size", None), **(about or {})}
+    _check_the_same(directory, about)
     histories = run_baseline(
         module_factory,
         datamodule,
@@ -79,8 +83,7 @@ def characterize(
         trainer_args=trainer_args,
         callbacks=callbacks,
     )
-    module = module_factory()
-    profile = StabilityProfile.from_histories(histories, architecture_in(module) or type(module).__name__)
+    profile = StabilityProfile.from_histories(histories, architecture)
     kept = directory / "throughput.json"
     if kept.exists():
         curve = ThroughputCurve.from_dict(json.loads(kept.read_text(encoding="utf-8")))
@@ -88,7 +91,21 @@ def characterize(
         curve = measure_throughput(module, datamodule, batch_sizes, trainer_args=trainer_args)
         kept.write_text(json.dumps(curve.to_dict()) + "\n", encoding="utf-8")
     versions = {name: version(name) for name in ("lightning-deba", "lightning", "torch")}
-    return Characterization(profile, curve, {"seeds": list(numbers), "versions": versions, **(about or {})})
+    return Characterization(profile, curve, {"seeds": list(numbers), "versions": versions, **about})
+
+
+def _check_the_same(directory: Path, about: Mapping[str, Any]) -> None:
+    """Refuses a directory with the runs of something else, which would be taken for those of this; notes what it is."""
+    path, here = directory / "about.json", json.loads(json.dumps(about, default=str))
+    if path.exists():
+        there = json.loads(path.read_text(encoding="utf-8"))
+        if differing := [name for name in {**there, **here} if there.get(name) != here.get(name)]:
+            raise ValueError(
+                f"`directory` '{directory}' holds the runs of another characterization: `{differing[0]}` was "
+                f"{there.get(differing[0])!r} and is {here.get(differing[0])!r}. Name another one, or delete it."
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(here, indent=1) + "\n", encoding="utf-8")
 
 
 def run_baseline(

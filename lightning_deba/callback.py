@@ -30,7 +30,6 @@ from lightning_deba.checks import (
     check_first_batch,
     check_neighbours,
     check_optimizer,
-    is_tuning,
     warn_of_another_architecture,
     warn_of_what_is_missing,
 )
@@ -182,7 +181,7 @@ class BatchSizeScheduler(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Refuses what cannot work, and finds the preset and the actuator."""
-        if stage != "fit" or is_tuning(trainer):
+        if stage != "fit" or actuators.is_tuning(trainer):
             return
         actuators.check_lightning(trainer)
         check_neighbours(trainer)
@@ -348,9 +347,7 @@ class BatchSizeScheduler(Callback):
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Weighs a micro-batch by its samples."""
         if self._noise is not None:
-            scaler = getattr(trainer.precision_plugin, "scaler", None)
-            scale = 1.0 if scaler is None else scaler.scale(torch.ones((), device=pl_module.device))
-            self._noise.before_backward(trainer, self._batch_idx, scale)
+            self._noise.before_backward(trainer, self._batch_idx, _loss_scale(trainer, pl_module.device))
         if self._accumulates(trainer, pl_module):
             self._sample_mean.weigh(loss, self._samples)
 
@@ -371,7 +368,9 @@ class BatchSizeScheduler(Callback):
         if optimizer is not trainer.optimizers[self.optimizer_index] or trainer.global_step == self._step:
             return  # another one's step, or one that looks at its gradient again before it is done, as LBFGS does
         self._step = trainer.global_step
-        scale = _loss_scale(trainer, optimizer, pl_module.device)
+        # Lightning has unscaled them; only optimizers that do it themselves see scaled ones.
+        scaled = getattr(optimizer, "_step_supports_amp_scaling", False)
+        scale = _loss_scale(trainer, pl_module.device) if scaled else 1.0
         self._meter.step(
             gradients,
             full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._counts_samples else 0,
@@ -697,11 +696,11 @@ def _samples_in(batch: Any, expected: int) -> int:
         return expected
 
 
-def _loss_scale(trainer: Trainer, optimizer: Optimizer, device: torch.device) -> float | Tensor:
-    """Returns what the gradients are still multiplied by, without waiting for the device."""
+def _loss_scale(trainer: Trainer, device: torch.device) -> float | Tensor:
+    """Returns what a loss is multiplied by before it is propagated, without waiting for the device."""
     scaler = getattr(trainer.precision_plugin, "scaler", None)
-    if scaler is None or not getattr(optimizer, "_step_supports_amp_scaling", False):
-        return 1.0  # Lightning has unscaled them; only optimizers that do it themselves see scaled ones
+    if scaler is None:
+        return 1.0
     scaled: Tensor = scaler.scale(torch.ones((), device=device))
     return scaled
 

@@ -9,7 +9,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     GradientAccumulationScheduler,
-    LearningRateFinder,
     ThroughputMonitor,
 )
 from lightning.pytorch.strategies import DeepSpeedStrategy
@@ -47,12 +46,6 @@ def check_coupling(schedule_by: str, max_samples: int | None) -> None:
         raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
-
-
-def is_tuning(trainer: Trainer) -> bool:
-    """Whether this is no fit but a search by Lightning's `Tuner`, which leaves before the first epoch."""
-    finders = [c for c in getattr(trainer, "callbacks", []) if isinstance(c, BatchSizeFinder | LearningRateFinder)]
-    return any(finder._early_exit for finder in finders)
 
 
 def check_accumulation(trainer: Trainer, automatic: bool, max_micro_batch_size: int | None) -> None:

@@ -10,7 +10,9 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.seed import isolate_rng
 
 from lightning_deba.characterization import ThroughputCurve
@@ -55,7 +57,7 @@ def measure_throughput(
         The curve.
 
     Raises:
-        ValueError: If less than two of the sizes could be timed.
+        ValueError: If less than two of the sizes could be timed, or the loader does not follow the attribute.
         AttributeError: If the datamodule has no such attribute.
 
     Example:
@@ -163,9 +165,15 @@ def _batches(datamodule: LightningDataModule, sizes: Sequence[int], batch_arg_na
         for size in sizes:
             setattr(datamodule, batch_arg_name, size)
             loader = datamodule.train_dataloader()
-            if len(loader.dataset) < size:
+            samples = sized_len(getattr(loader, "dataset", None))
+            if samples is not None and samples < size:
                 break
             batches[size] = next(iter(loader))
+            if (found := extract_batch_size(batches[size])) != size:
+                raise ValueError(
+                    f"`{type(datamodule).__name__}.train_dataloader` does not use `{batch_arg_name}`: with {size} its "
+                    f"batch has {found} samples. Use `self.{batch_arg_name}`, or give its name as `batch_arg_name`."
+                )
     finally:
         setattr(datamodule, batch_arg_name, before)
     return batches

@@ -9,12 +9,13 @@ import statistics
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_deba import read_history
 from lightning_deba.baseline import characterize, run_baseline
 from lightning_deba.throughput import measure_throughput
 from lightning_deba.vision import DigitsDataModule, ImageClassifier
-from tests.runs import Data, Linear
+from tests.runs import Data, Linear, Samples
 
 
 def digits(batch_size=16):
@@ -95,6 +96,15 @@ def test_a_characterization_says_what_was_run_and_measures_once(tmp_path):
     assert json.loads((tmp_path / "throughput.json").read_text()) == found.curve.to_dict()
 
 
+def test_a_directory_with_the_runs_of_another_model_or_size_is_refused(tmp_path):
+    arguments = {"epochs": 8, "seeds": 1, "directory": tmp_path, "batch_sizes": (8, 16)}
+    characterize(small, digits(), **arguments)
+    with pytest.raises(ValueError, match="another characterization: `batch_size` was 16 and is 32"):
+        characterize(small, digits(32), **arguments)
+    with pytest.raises(ValueError, match="another characterization: `architecture` was 'test_resnet' and is 'Linear'"):
+        characterize(Linear, digits(), **arguments)
+
+
 # Throughput
 
 
@@ -121,6 +131,30 @@ def test_the_size_that_does_not_fit_is_the_ceiling():
 
     curve = measure_throughput(Small(), Data(), (8, 16, 32, 64), rounds=2)
     assert (sorted(curve.seconds), curve.ceiling) == ([8, 16], 32)
+
+
+def test_a_loader_that_ignores_the_attribute_is_refused():
+    class Ignores(Data):
+        def train_dataloader(self):
+            return DataLoader(Samples(64), batch_size=8)
+
+    with pytest.raises(
+        ValueError, match=r"`Ignores.train_dataloader` does not use `batch_size`: with 16 its batch has 8"
+    ):
+        measure_throughput(Linear(), Ignores(), (8, 16))
+
+
+def test_data_without_a_length_are_measured_too():
+    class Endless(IterableDataset):
+        def __iter__(self):
+            while True:
+                yield torch.ones(2)
+
+    class Streamed(Data):
+        def train_dataloader(self):
+            return DataLoader(Endless(), batch_size=self.batch_size)
+
+    assert sorted(measure_throughput(Linear(), Streamed(), (8, 16), rounds=1).seconds) == [8, 16]
 
 
 def test_another_fault_is_none_of_memory():

@@ -8,6 +8,7 @@ import random
 import statistics
 from dataclasses import replace
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -123,7 +124,6 @@ def test_a_slow_signal_has_a_longer_correlation_time_than_a_quick_one():
 
 @given(st.lists(st.floats(-100, 100), min_size=1), st.floats(0, 1))
 def test_quantiles_are_those_of_numpy(values, share):
-    numpy = pytest.importorskip("numpy")
     assert quantile(values, share) == pytest.approx(float(numpy.quantile(values, share)), abs=1e-9)
 
 

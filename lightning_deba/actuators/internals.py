@@ -11,6 +11,7 @@ import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
@@ -74,6 +75,12 @@ def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
 def skips_training(trainer: Trainer) -> bool:
     """Whether the running epoch only passes batches forward, as StochasticWeightAveraging's last one for BatchNorm."""
     return bool(trainer.fit_loop._skip_backward)
+
+
+def is_tuning(trainer: Trainer) -> bool:
+    """Whether this is no fit but a search by Lightning's `Tuner`, which leaves before the first epoch."""
+    finders = [c for c in getattr(trainer, "callbacks", []) if isinstance(c, BatchSizeFinder | LearningRateFinder)]
+    return any(finder._early_exit for finder in finders)
 
 
 def is_compiled(module: torch.nn.Module) -> bool:

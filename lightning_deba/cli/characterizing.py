@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,12 @@ def run(args: list[str]) -> None:
                 batch_sizes=config.batch_sizes,
                 trainer_args=config.trainer_args,
                 callbacks=[progress],
-                about={"command": f"lightning-deba characterize {' '.join(args)}"},
+                about={name: config[name].as_dict() for name in ("model", "data")},
             )
         except MisconfigurationException as error:
             raise ValueError(str(error)) from error
-    _write(found, output)
+    command = f"lightning-deba characterize {' '.join(args)}"
+    _write(replace(found, about={**found.about, "command": command}), output)
 
 
 def _parser() -> LightningArgumentParser:

@@ -61,6 +61,12 @@ class ProcessorTime(Callback):
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         self.seconds.append(time.process_time() - self._began)
 
+    def state_dict(self):
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state) -> None:
+        self.seconds = state["seconds"]
+
 
 def baseline(arguments: argparse.Namespace) -> None:
     run_baseline(

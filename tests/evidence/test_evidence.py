@@ -51,6 +51,13 @@ def test_the_runs_are_what_the_sources_say(architecture):
     assert profile.batch_size == 16
 
 
+def test_every_epoch_of_the_held_out_runs_was_timed():
+    for ways in held_out().values():
+        assert sorted(ways) == ["calibrated", "fixed"]
+        for run in (*ways["fixed"], *ways["calibrated"]):
+            assert len(run["processor_seconds"]) == len(run["batch_sizes"]) == 25
+
+
 def test_the_readme_s_table_is_that_of_the_runs():
     text = README.read_text(encoding="utf-8")
     begin, end = text.index("<!-- verdicts -->"), text.index("<!-- /verdicts -->")
