@@ -113,13 +113,13 @@ class Limits:
         own = loader.micro_batch_size(micro)
         if self.needs_two_samples and loader.counts_samples and own == 1:
             yield "a micro-batch would have one sample, which BatchNorm cannot take"
-        if loader.samples is None:
-            return
-        if own * accumulation > loader.samples:
-            yield f"the data set has {loader.samples * self.world_size} samples"
-            return
-        if self.needs_two_samples and not loader.drop_last and own > 1 and loader.samples % own == 1:
-            yield "the last batch would have one sample, which BatchNorm cannot take"
+        if loader.samples is not None:
+            if own * accumulation > loader.samples:
+                yield f"the data set has {loader.samples * self.world_size} samples"
+                return
+            if self.needs_two_samples and not loader.drop_last and own > 1 and loader.samples % own == 1:
+                yield "the last batch would have one sample, which BatchNorm cannot take"
+        # A loader without a length is limited by a number of batches all the same.
         if self._limited(loader, micro) < 1:
             yield f"`limit_train_batches={self.limit_batches}` would leave no batch"
         elif accumulation > self.accumulation and self._limited(loader, micro) < accumulation:

@@ -50,7 +50,7 @@ def an_epoch(loader, micro):
     """The micro-batch sizes of an epoch, dealt out one by one; without a length there is no last one."""
     own = own_size(loader, micro)
     if loader.samples is None:
-        return [own] * 1000
+        return [own] * 10_000  # a tenth of which still is more than the micro-batches of any step here
     dealt = [own] * (loader.samples // own)
     rest = loader.samples - sum(dealt)
     return dealt if loader.drop_last or not rest else [*dealt, rest]
@@ -157,6 +157,7 @@ def test_some_grants(proposed, current, limits, granted):
 
 @settings(max_examples=500)
 @example(size=1, limits=Limits(1, 64, loaders=(LoaderLimits(64),), needs_two_samples=True))
+@example(size=2, limits=Limits(1, 64, max_micro_batch_size=1, loaders=(LoaderLimits(None),), limit_batches=1))
 @given(size=sizes, limits=limits)
 def test_what_has_no_objection_is_what_an_epoch_can_be_dealt_with(size, limits):
     assert (limits.objections(size) == []) == feasible(size, limits)
