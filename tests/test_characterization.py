@@ -84,6 +84,15 @@ def test_the_profile_does_not_change_when_all_gradients_are_scaled(history, fact
     assert calibrate(other).stability_threshold == pytest.approx(calibrate(one).stability_threshold, rel=0.02)
 
 
+@pytest.mark.parametrize("losses", [[float(8 - t) ** 0.1 for t in range(8)], [1.6, 2.1, 1.3, 1.6, 1.6, 1.8, 2.3, 0.8]])
+def test_a_descent_takes_half_of_the_run_at_most(losses):
+    history = [replace(r, loss=loss) for r, loss in zip(run(8), losses, strict=True)]
+    profile = StabilityProfile.from_history(history)
+    assert end_of_descent(history) == 4
+    assert len(profile.signals) == 4
+    assert calibrate(profile).stability_threshold > 0
+
+
 def test_noise_lowers_the_score():
     scores = [stability_score(run(noise=noise, fall=1.0, seed=1)) for noise in (0.0, 0.1, 0.3, 1.0)]
     assert scores == sorted(scores, reverse=True)

@@ -17,12 +17,14 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import Trainer
 
-from lightning_deba import DEBA, BatchSizeScheduler, Hold, read_history
+from lightning_deba import DEBA, BatchSizeScheduler, EpochRecord, Hold, read_history
 from lightning_deba.baseline import fit_once
 from lightning_deba.cli import comparing
 from lightning_deba.comparison import (
     Arm,
+    BSScheduler,
     Comparison,
     Grid,
     Interval,
@@ -40,6 +42,7 @@ from lightning_deba.comparison import (
 from lightning_deba.comparison.measures import area_under, reached
 from lightning_deba.policies import AdaBatch, Chain
 from lightning_deba.vision import DigitsDataModule, ImageClassifier
+from tests.datasets import write_cifar
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "compare"
 HOLD = {"class_path": "lightning_deba.Hold"}
@@ -236,7 +239,15 @@ def test_the_command_tells_of_failures_after_the_table(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "models", "arms", "seeds"), [("digits", 1, 2, 2), ("paper", 6, 2, 3), ("strong", 3, 14, 3)]
+    ("name", "models", "arms", "seeds"),
+    [
+        ("digits", 1, 2, 2),
+        ("paper", 6, 2, 3),
+        ("strong", 3, 16, 3),
+        ("ablations", 2, 8, 3),
+        ("cifar10", 6, 8, 5),
+        ("cifar100", 6, 8, 5),
+    ],
 )
 def test_each_file_is_a_grid_of_the_size_that_it_states(name, models, arms, seeds):
     config = comparing._parser().parse_args(["--config", str(CONFIGS / f"{name}.yaml")]).as_dict()
@@ -244,13 +255,13 @@ def test_each_file_is_a_grid_of_the_size_that_it_states(name, models, arms, seed
     assert (len(found.models), len(found.arms), len(found.seeds)) == (models, arms, seeds)
     jobs = found.jobs()
     assert len(jobs) == len({str(job) for job in jobs}) == models * arms * seeds
-    assert found.reference == "fixed_16"
+    assert found.reference == ("fixed_64" if name.startswith("cifar") else "fixed_16")
     plain = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     assert (found.models, found.arms) == (plain["models"], Grid.from_dict(plain).arms)
     assert found.data["init_args"] == {**found.data["init_args"], **plain["data"]["init_args"]}
 
 
-@pytest.mark.parametrize("name", ["paper", "strong"])
+@pytest.mark.parametrize("name", ["paper", "strong", "ablations"])
 def test_each_arm_of_a_file_can_be_built(name):
     from lightning_deba.comparison import engine
 
@@ -261,8 +272,68 @@ def test_each_arm_of_a_file_can_be_built(name):
         assert data.batch_size == job.data["init_args"]["batch_size"]
 
 
+@pytest.mark.parametrize("classes", [10, 100])
+def test_the_full_size_grids_run_dry(classes, tmp_path, monkeypatch):
+    from lightning_deba.comparison import engine
+
+    folder = write_cifar(tmp_path, classes, monkeypatch)
+    plain = yaml.safe_load((CONFIGS / f"cifar{classes}.yaml").read_text())
+    plain["data"]["init_args"] |= {"data_dir": str(folder), "num_workers": 0, "persistent_workers": False}
+    jobs = [job for job in Grid.from_dict(plain).jobs() if job.seed == 0]
+    one_of_each = {job.model: job for job in jobs if job.arm == "deba"} | {
+        job.arm: job for job in jobs if job.model == "mobilenetv3"
+    }
+    for job in one_of_each.values():
+        model, data = engine._model_and_data(replace(job, data=_smaller(job.data)))
+        scheduler = engine._scheduler(job, model)
+        trainer = Trainer(accelerator="cpu", fast_dev_run=1, callbacks=[scheduler], enable_model_summary=False)
+        trainer.fit(model, datamodule=data)
+        assert trainer.global_step == 1
+
+
+def _smaller(data):
+    """The batch of the arm would take a CPU a minute through a ViT-B; what is shown is that it is all there."""
+    return {**data, "init_args": {**data["init_args"], "batch_size": 2, "eval_batch_size": 2}}
+
+
 def test_every_file_is_looked_at_here():
-    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {"digits", "paper", "strong"}
+    assert {path.stem for path in CONFIGS.glob("*.yaml")} == {
+        "digits",
+        "paper",
+        "strong",
+        "ablations",
+        "cifar10",
+        "cifar100",
+    }
+
+
+def test_a_scheduler_of_bs_scheduler_decides_as_it_does_alone():
+    from bs_scheduler import IncreaseBSOnPlateau
+    from torch.utils.data import DataLoader
+
+    losses = [1.0, 0.9, 0.9, 0.9, 0.5, 0.5, 0.5, 0.5, 0.1]
+    loader = DataLoader(range(4096), batch_size=16)
+    alone = IncreaseBSOnPlateau(loader, patience=1, max_batch_size=2048)
+    policy = BSScheduler(kind="IncreaseBSOnPlateau", arguments={"patience": 1})
+    history: list[EpochRecord] = []
+    for epoch, loss in enumerate(losses):
+        size = policy(history).batch_size if history else 16
+        assert size == loader.batch_sampler.batch_size
+        history.append(EpochRecord(epoch, size, size, loss=loss))
+        alone.step(metrics=loss)
+    assert policy(history).batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kind": "StepLR"}, "`kind` of BSScheduler must be one of .*StepBS.*, got 'StepLR'"),
+        ({"kind": "StepBS", "arguments": {"size": 2}}, "size"),
+    ],
+)
+def test_what_is_no_scheduler_of_bs_scheduler_is_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        BSScheduler(**arguments)
 
 
 def test_arms_hold_plain_data():

@@ -170,7 +170,8 @@ def end_of_descent(history: History) -> int:
     """Returns how many epochs the initial descent takes: until half of the loss's whole fall is done.
 
     The signals of these epochs are those of a network that finds its feet, and not of one that trains. At least 2,
-    since a variation needs two epochs.
+    since a variation needs two epochs, and at most half of the run: a loss that falls to the very end, or not at
+    all, has no descent that could be told from the rest.
 
     Example:
         >>> end_of_descent([EpochRecord(t, 32, 32, loss=loss) for t, loss in enumerate([4.0, 3.0, 1.5, 1.0, 0.0])])
@@ -178,7 +179,8 @@ def end_of_descent(history: History) -> int:
     """
     losses = [math.inf if r.loss is None else r.loss for r in history]
     halfway = (losses[0] + min(losses)) / 2
-    return max(2, 1 + next(t for t, loss in enumerate(losses) if loss <= halfway))
+    reached = 1 + next(t for t, loss in enumerate(losses) if loss <= halfway)
+    return max(2, min(reached, math.ceil(len(losses) / 2)))
 
 
 def correlation_time(history: History) -> float:

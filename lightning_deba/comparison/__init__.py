@@ -18,9 +18,11 @@ from lightning_deba.comparison.measures import (
     verdict,
     write_csv,
 )
+from lightning_deba.comparison.rivals import BSScheduler
 
 __all__ = [
     "Arm",
+    "BSScheduler",
     "Comparison",
     "Engine",
     "Grid",
