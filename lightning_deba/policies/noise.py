@@ -98,7 +98,7 @@ def noise_scale(history: History, window: int | None = WINDOW) -> NoiseEstimate 
     recent = history if window is None else history[-window:]
     known = [(found, r.noise_scale_error) for r in recent if not isinstance(found := measured(r, *_NEEDS), str)]
     squares, covariances = [found[0] for found, _ in known], [found[1] for found, _ in known]
-    count, within = len(known), _error_within([error for _, error in known])
+    count, within = len(known), _error_within(squares, [error for _, error in known])
     if count == 1 and within is None:
         return "the noise scale of a single epoch has no error, without which it cannot be trusted"
 
@@ -239,9 +239,14 @@ def _standard_error(deviations: list[float]) -> float:
     return math.hypot(*deviations) / math.sqrt(count * (count - 1)) if count > 1 else 0.0
 
 
-def _error_within(errors: list[float | None]) -> float | None:
-    """Returns the relative error that records measured within their epochs give to a mean, if all have one."""
+def _error_within(squares: list[float], errors: list[float | None]) -> float | None:
+    """Returns the relative error that records measured within their epochs give to a mean, if all have one.
+
+    It is nearly all that of ``|G|^2``, whose relative error is boundless where it is near 0 by chance, and whose
+    absolute one is not: so each counts by its ``|G|^2``, ``hypot(e_i g_i) / |sum g_i|``.
+    """
     known = [error for error in errors if error is not None and 0 <= error < math.inf]
-    if len(known) < len(errors):
+    whole = abs(sum(squares))
+    if len(known) < len(errors) or not whole:
         return None
-    return math.hypot(*known) / len(known)
+    return math.hypot(*(error * square for error, square in zip(known, squares, strict=True))) / whole

@@ -20,7 +20,8 @@ class NormTest:
 
         if tr(Sigma) / b > eta^2 |G|^2:  b <- ceil(tr(Sigma) / (eta^2 |G|^2)),   that is B_s / eta^2
 
-    It grows only, and in one step.
+    It grows only, and in one step: so, where the noise scale has an error, to the lower end of its interval. Too small
+    a batch is found out in the next epoch, and too large a one never.
 
     Args:
         eta: Largest error of the gradient as a share of its norm. The default is ours.
@@ -59,9 +60,11 @@ class NormTest:
         error = math.sqrt(found.value / size)
         signals = {**found.signals(), "gradient_error": error}
         evidence = f"the gradient's error is {error:.3g} of its norm, {found}"
-        wanted = found.value / self.eta / self.eta
+        wanted = found.lower / self.eta / self.eta
         if not math.isfinite(wanted):
             return Decision(size, f"hold: {evidence}, and no batch is large enough for {self.eta:g}", signals)
-        if wanted <= size:
+        if error <= self.eta:
             return Decision(size, f"hold: {evidence}, and {self.eta:g} is allowed", signals)
+        if wanted <= size:
+            return Decision(size, f"hold: {evidence}, above {self.eta:g}, though not for certain", signals)
         return Decision(math.ceil(wanted), f"increase: {evidence}, above {self.eta:g}", signals)

@@ -53,6 +53,15 @@ def test_numerator_and_denominator_are_averaged_apart():
     assert noise_scale(history_of([(1.0, 10.0), (3.0, 90.0)])).value == 25.0  # the mean of the ratios is 20
 
 
+def test_an_epoch_whose_gradient_is_lost_in_noise_does_not_blank_the_window():
+    pairs, errors = [(1.0, 100.0)] * 4 + [(0.002, 100.0)], [0.1] * 4 + [60.0]  # 0.002 +- 0.12
+    found = noise_scale(history_of(pairs, errors))
+    assert found.value == pytest.approx(500 / 4.002)
+    within = math.sqrt(4 * 0.1**2 + 0.12**2) / 4.002  # by hand: the errors of |G|^2 add up in quadrature
+    between = 0.2 / (4.002 / 5) * found.value  # 0.2 is the standard error of these five
+    assert found.error == pytest.approx(max(between, within * found.value), rel=1e-2)
+
+
 def test_it_finds_the_noise_scale_of_known_gradients():
     rng = np.random.default_rng(0)
     dimensions, small, big, steps = 400, 8, 64, 50

@@ -52,7 +52,16 @@ def test_the_norm_test_on_its_way():
     assert flat(World(covariance=100.0).sizes(NormTest(), 10)) == [(32, 2), (400, 8)]
     assert flat(World(covariance=100.0, growth=2.0).sizes(NormTest(window=1), 6)) == [(32, 6)]  # no error to go by
     world = World(covariance=100.0, growth=2.0, error=0.1)
-    assert world.sizes(NormTest(window=1), 6) == [32, 400, 800, 1600, 3200, 6400]
+    assert world.sizes(NormTest(window=1), 6) == [32, 320, 640, 1280, 2560, 5120]  # four fifths are certain
+
+
+def test_the_norm_test_does_not_jump_to_what_a_wild_estimate_says():
+    wild = [
+        EpochRecord(t, 32, 32, gradient_squared=g, gradient_covariance=100.0, noise_scale_error=e)
+        for t, (g, e) in enumerate([(1.0, 0.1), (0.001, 90.0), (1.0, 0.1)])
+    ]
+    assert [NormTest()(wild[: end + 1]).batch_size for end in range(3)] == [320, 32, 32]
+    assert NormTest()(wild).reason.endswith("above 0.5, though not for certain")
 
 
 def test_no_batch_is_large_enough_for_a_test_that_no_float_can_pass():
