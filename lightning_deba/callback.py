@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, is_dataclass
-from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import rich
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -19,7 +16,7 @@ from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_deba import actuators, memory
+from lightning_deba import actuators, journal, memory
 from lightning_deba.accumulation import SampleMean
 from lightning_deba.actuators import BatchSizeActuator, ReloadActuator
 from lightning_deba.checks import (
@@ -85,7 +82,8 @@ class BatchSizeScheduler(Callback):
             the noise scale and have it measured. See `learning_rate.ScaledSteps` and `learning_rate.adascale_gain`.
         scale_beta2: Whether Adam's second beta keeps its half-life in samples.
         schedule_by: What a step-wise learning-rate schedule counts: "samples", so that it keeps its shape and
-            its end whatever the batch size does, or "steps", as Lightning does.
+            its end whatever the batch size does; "gain", AdaScale's clock, by which a larger batch gets on by what it
+            gains, so that the schedule takes more epochs than it was sized for; or "steps", as Lightning does.
         max_samples: Ends the training after so many samples.
         noise_scale: Measures the gradient noise scale by comparing mean gradients over different numbers of samples:
             of the "ranks", of the "micro_batches" of a step, or of "consecutive" steps; "auto" takes the first that
@@ -122,13 +120,13 @@ class BatchSizeScheduler(Callback):
         dry_run: bool = False,
         lr_scaling: LRScaling = "none",
         scale_beta2: bool = False,
-        schedule_by: Literal["samples", "steps"] = "samples",
+        schedule_by: Literal["samples", "gain", "steps"] = "samples",
         max_samples: int | None = None,
         noise_scale: NoiseScaleMode | None = None,
         optimizer_index: int = 0,
     ) -> None:
         check_arguments(policy, preset, min_batch_size, max_batch_size, multiple_of, max_micro_batch_size)
-        check_coupling(schedule_by, max_samples)
+        check_coupling(schedule_by, lr_scaling, max_samples)
         if noise_scale not in (None, "auto", *get_args(NoiseMode)):
             raise ValueError(
                 f'`noise_scale` must be None, "auto", "ranks", "micro_batches" or "consecutive", got {noise_scale!r}.'
@@ -225,6 +223,11 @@ class BatchSizeScheduler(Callback):
         name = getattr(self._actuator, "batch_arg_name", "batch_size")
         actuators.set_before_loading(trainer, name, batch_size)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tells the loggers what the fit is run with."""
+        if self._actuator is not None:
+            journal.log_hyper_parameters(trainer, self._run(pl_module))
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
         check_optimizer(trainer, self.optimizer_index)
@@ -262,8 +265,8 @@ class BatchSizeScheduler(Callback):
         micro_batches = self._running_accumulation = self._accumulation_for(trainer, batch_size)
         if micro_batches != trainer.accumulate_grad_batches:
             trainer.accumulate_grad_batches = micro_batches
-            size = actuators.micro_batch_size(trainer, batch_size)
-            rank_zero_info(f"A step of {batch_size} samples takes {micro_batches} micro-batches of {size} on a device.")
+            micro = f"{micro_batches} micro-batches of {actuators.micro_batch_size(trainer, batch_size)}"
+            journal.announce(f"A step of {batch_size} samples takes {micro} on a device.")
 
     def _watch_memory(self, pl_module: LightningModule) -> None:
         reader = memory.reader_for(pl_module.device)
@@ -280,13 +283,21 @@ class BatchSizeScheduler(Callback):
         if self.lr_scaling != "none" or self.scale_beta2:
             self._scaled_steps = ScaledSteps(trainer.optimizers, self._scaling, self.scale_beta2)
             self._scaled_steps.ratio = self._ratio
-        if self.schedule_by == "samples" and pl_module.automatic_optimization:
+        if self.schedule_by != "steps" and pl_module.automatic_optimization:
             self._clock = self._clock_for(trainer)
+            self._set_pace()
 
     def _by_gain(self, ratio: float) -> float:
+        return BY_GAIN[self.lr_scaling](self._gain(ratio))
+
+    def _gain(self, ratio: float) -> float:
         estimate = noise_scale(self.history) if self.history else ""
         known = None if isinstance(estimate, str) else estimate.value
-        return BY_GAIN[self.lr_scaling](adascale_gain(ratio, known, self._first_batch_size))
+        return adascale_gain(ratio, known, self._first_batch_size)
+
+    def _set_pace(self) -> None:
+        if self._clock is not None and self.schedule_by == "gain":
+            self._clock.pace = self._gain(self._ratio) / self._ratio
 
     def _clock_for(self, trainer: Trainer) -> SampleClock | None:
         """Returns the clock for the schedules; none where the run began without, or its horizon is one of steps."""
@@ -321,6 +332,7 @@ class BatchSizeScheduler(Callback):
         actuators.check_ranks_agree(trainer, self._acting)
         if self._scaled_steps is not None:
             self._scaled_steps.ratio = self._ratio
+        self._set_pace()
         self._sample_mean.reset()
         self._begin_noise(trainer)
         self._start()
@@ -420,6 +432,11 @@ class BatchSizeScheduler(Callback):
         if self._memory is not None:
             self._memory.pause()
 
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Logs beside what was validated after how many samples it was."""
+        if self._actuator is not None and not trainer.sanity_checking:
+            pl_module.log("samples_seen", float(self._samples_seen(trainer)), batch_size=1, sync_dist=True)
+
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets the time run again."""
         if not trainer.sanity_checking:
@@ -436,7 +453,10 @@ class BatchSizeScheduler(Callback):
         self._close_epoch(trainer, trainer.current_epoch)
         if self._writer is not None:
             self._writer.append(self.history[-1], self.decisions[-1])
-        pl_module.log_dict(self._metrics(), on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
+        factor = None if self._scaled_steps is None else self._scaled_steps.factor
+        metrics = journal.metrics(self.history, self.decisions[-1], factor)
+        journal.tell_loggers(trainer, self.history, self.decisions, list(metrics))
+        pl_module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
     def _close_epoch(self, trainer: Trainer, epoch: int) -> None:
         """Turns what was measured into a record, a decision, and a request to the actuator."""
@@ -449,13 +469,13 @@ class BatchSizeScheduler(Callback):
         if self._noise is not None:
             self._noise.meter.reset()
         if self._clock is not None:
-            self._clock.ticks = 0
+            self._clock.end_epoch()
         if not self.history:
             warn_of_what_is_missing(record, self.optimizer_index)
         self.history.append(record)
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
-            rank_zero_info(f"Epoch {epoch}: batch size {record.batch_size} -> {_in_words(decided)}")
+            journal.announce(journal.sentence(record.batch_size, decided))
         self._split(trainer, decided.batch_size)
         if (decided.batch_size, trainer.accumulate_grad_batches) != (record.batch_size, record.accumulation):
             self._acting.request(trainer, decided.batch_size)
@@ -494,38 +514,12 @@ class BatchSizeScheduler(Callback):
             return NoiseMeans(None, None, None, 0)
         return NoiseScaleMeter.means(_add_over_ranks(trainer, self._noise.meter.sums).tolist())
 
-    def _metrics(self) -> dict[str, float]:
-        record, decided = self.history[-1], self.decisions[-1]
-        metrics = {
-            "batch_size": record.batch_size,
-            "samples_seen": sum(past.samples for past in self.history),
-            "grad/norm": record.gradient_norm,
-            "grad/component_variance": record.component_variance,
-            "grad/noise_scale": _noise_scale_of(record),
-            "lr/effective": record.learning_rate,
-            "lr/factor": None if self._scaled_steps is None else self._scaled_steps.factor,
-            **{f"deba/{name}": value for name, value in decided.signals.items()},
-        }
-        return {name: float(value) for name, value in metrics.items() if value is not None}
-
     # When the fit ends
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows the history as a table, and writes the report page beside it."""
-        if self._writer is None or not self.history:
-            return
-        try:
-            self._show(trainer, self._writer)
-        except Exception as error:  # a page must not cost a run
-            rank_zero_warn(f"The report could not be written ({error}). The history is '{self._writer.path}'.")
-
-    def _show(self, trainer: Trainer, writer: RunWriter) -> None:
-        from lightning_deba import report  # matplotlib is imported only where a figure is made
-
-        if trainer.progress_bar_callback is not None:
-            rich.print(report.summary_table(self.history, self.decisions))
-        if trainer.loggers:
-            rank_zero_info(f"Report: {report.write_report([writer.directory])}")
+        if self._writer is not None and self.history:
+            journal.show(trainer, self._writer, self.history, self.decisions)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves the Trainer as it was; of a run that is out of memory, a checkpoint to go on from."""
@@ -640,45 +634,14 @@ class BatchSizeScheduler(Callback):
         if directory is None or getattr(trainer, "fast_dev_run", False) or not trainer.is_global_zero:
             return
         self._writer = RunWriter(directory)
-        self._writer.begin(self._run(trainer, pl_module), self.history, self.decisions)
+        self._writer.begin(self._run(pl_module), self.history, self.decisions)
 
-    def _run(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """Describes the run for its ``run.json``, in plain data."""
-        preset = self.preset if self.policy is None else None
-        policy = self._policy
-        return {
-            "version": 1,
-            "policy": {
-                "name": getattr(policy, "__name__", type(policy).__name__),
-                "parameters": _parameters(policy),
-            },
-            "preset": preset and {"name": preset.name, "source": preset.source, "note": preset.note},
-            "model": type(pl_module).__name__,
-            "actuator": type(self._acting).__name__,
-            "min_batch_size": self.min_batch_size,
-            "max_batch_size": self.max_batch_size,
-            "multiple_of": self.multiple_of,
-            "max_micro_batch_size": self.max_micro_batch_size,
-            "noise_scale": self.noise_scale,
-            "dry_run": self.dry_run,
-            "versions": {name: version(name) for name in ("lightning-deba", "lightning", "torch")},
-        }
-
-
-def _noise_scale_of(record: EpochRecord) -> float | None:
-    """Returns an epoch's noise scale, for the logs; where it is undetermined there is none."""
-    squared, covariance = record.gradient_squared, record.gradient_covariance
-    if squared is None or covariance is None or squared <= 0:
-        return None
-    return max(0.0, covariance) / squared
-
-
-def _parameters(policy: Any) -> dict[str, Any]:
-    """Returns the fields of a policy that is a dataclass; what JSON cannot hold, such as a function, by its name."""
-    if not is_dataclass(policy) or isinstance(policy, type):
-        return {}
-    parameters: dict[str, Any] = json.loads(json.dumps(asdict(policy), default=repr))
-    return parameters
+    def _run(self, pl_module: LightningModule) -> dict[str, Any]:
+        """Describes the run in plain data."""
+        names = signature(BatchSizeScheduler).parameters.keys() - {"policy", "preset", "actuator"}
+        settings = {name: getattr(self, name) for name in sorted(names)}
+        made_of = {"model": type(pl_module).__name__, "actuator": type(self._acting).__name__}
+        return journal.describe(self._policy, self.preset if self.policy is None else None, made_of | settings)
 
 
 _COMPILED = (
@@ -721,8 +684,3 @@ def _ask(policy: BatchSizePolicy | None, history: list[EpochRecord]) -> Decision
             "To hold, return the last record's batch size."
         )
     return decision
-
-
-def _in_words(decided: Grant) -> str:
-    asked = "" if not decided.limits else f" ({decided.proposed} was proposed; {decided.limits})"
-    return f"{decided.batch_size}{asked}. {decided.reason}"

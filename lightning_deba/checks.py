@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import LBFGS
 
 from lightning_deba import actuators
+from lightning_deba.learning_rate import BY_GAIN
 from lightning_deba.limits import Limits
 from lightning_deba.presets import Preset, architecture_in
 from lightning_deba.records import EpochRecord
@@ -40,10 +41,16 @@ def check_arguments(
         raise ValueError(f"`max_micro_batch_size` must be at least 1 sample, got {max_micro_batch_size}.")
 
 
-def check_coupling(schedule_by: str, max_samples: int | None) -> None:
+def check_coupling(schedule_by: str, lr_scaling: object, max_samples: int | None) -> None:
     """Refuses settings of schedule and budget that cannot be right."""
-    if schedule_by not in ("samples", "steps"):
-        raise ValueError(f'`schedule_by` must be "samples" or "steps", got {schedule_by!r}.')
+    if schedule_by not in ("samples", "gain", "steps"):
+        raise ValueError(f'`schedule_by` must be "samples", "gain" or "steps", got {schedule_by!r}.')
+    if schedule_by == "gain" and lr_scaling not in BY_GAIN:
+        raise ValueError(
+            '`schedule_by="gain"` is the clock of a rate that goes by the gain as well, got '
+            f"`lr_scaling={lr_scaling!r}`. "
+            'Take `lr_scaling="adascale"`, for Adam "adamscale", or leave `schedule_by` at "samples".'
+        )
     if max_samples is not None and max_samples < 1:
         raise ValueError(f"`max_samples` must be at least 1, got {max_samples}.")
 

@@ -77,6 +77,9 @@ def adascale_gain(ratio: float, noise_scale: float | None, first_batch_size: int
     return (noise_scale + first_batch_size) / (noise_scale / ratio + first_batch_size)
 
 
+_ROUNDING = 1e-6  # of a tick, that many parts of one make it whole
+
+
 class ScaledSteps:
     """Multiplies the learning rate of optimizers for as long as one step lasts.
 
@@ -260,6 +263,12 @@ class SampleClock:
     a change it tells neither how many steps the run takes, nor how many ticks the schedule has. It is not asked here:
     the steps of an epoch are counted once, at the start, and kept in checkpoints.
 
+    AdaScale's clock goes slower: a step with a batch k times as large makes not k ticks but its gain r of them, so the
+    `pace` is r / k. A schedule by that clock ends later, after as many steps' worth of progress as it was sized for.
+
+    Attributes:
+        pace: Ticks for `reference` samples: 1 by samples, r / k by AdaScale's gain.
+
     Args:
         configs: The Trainer's ``lr_scheduler_configs``.
         reference: Samples of a tick: the batch size at which the run began.
@@ -271,7 +280,10 @@ class SampleClock:
     def __init__(self, configs: Sequence[LRSchedulerConfig], reference: int, ticks_per_epoch: int | None) -> None:
         self.reference = reference
         self.ticks_per_epoch = ticks_per_epoch
+        self.pace = 1.0
         self.ticks = 0  # of the running epoch
+        self._due = 0.0  # of the running epoch; what is more than `ticks` is a part of a tick
+        self._left = 0.0  # of a tick, from the epoch before
         self._configs = [c for c in configs if c.interval in ("step", self._OURS) and not c.reduce_on_plateau]
         for config in self._configs:
             config.interval = self._OURS
@@ -289,23 +301,30 @@ class SampleClock:
             samples: Samples of this epoch up to now, over all ranks.
             epoch_is_over: Whether the epoch's last batch is done.
         """
-        due = ticks_due(samples, self.reference, self.ticks_per_epoch, epoch_is_over)
-        while self.ticks < due:
+        self._due = self._left + self.pace * ticks_due(samples, self.reference, self.ticks_per_epoch, epoch_is_over)
+        while self.ticks + 1 <= self._due + _ROUNDING:
             self.ticks += 1
             for config in self._configs:
                 if self.ticks % config.frequency == 0:
                     module.lr_scheduler_step(config.scheduler, None)
         if epoch_is_over:
-            self.ticks = 0
+            self.end_epoch()
+
+    def end_epoch(self) -> None:
+        """Begins to count anew; a part of a tick is kept."""
+        self._due = self._left = max(0.0, self._due - self.ticks)
+        self.ticks = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain numbers."""
-        return {"reference": self.reference, "ticks_per_epoch": self.ticks_per_epoch, "ticks": self.ticks}
+        kept = {"reference": self.reference, "ticks_per_epoch": self.ticks_per_epoch, "ticks": self.ticks}
+        return {**kept, "due": self._due, "left": self._left}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a `state_dict`: the schedule was sized when the run began."""
         self.reference, self.ticks_per_epoch = state["reference"], state["ticks_per_epoch"]
         self.ticks = state["ticks"]
+        self._due, self._left = state.get("due", float(self.ticks)), state.get("left", 0.0)
 
     def remove(self) -> None:
         """Gives the schedulers back to Lightning."""

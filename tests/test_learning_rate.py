@@ -5,6 +5,7 @@ The oracle is the fixed-size run that the schedule was sized for, stepped by tor
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -194,6 +195,28 @@ def test_ticks_never_go_back_and_an_epoch_has_all_of_them(sizes, reference):
         assert due <= per_epoch
         ticks = due
     assert ticks == per_epoch == ticks_due(total, reference, None, epoch_is_over=True)
+
+
+@given(st.lists(st.tuples(st.floats(0.05, 3), st.integers(1, 12)), min_size=1, max_size=12))
+def test_a_clock_of_another_pace_loses_no_part_of_a_tick(epochs):
+    optimizer = new_optimizer()
+    scheduler = schedulers.StepLR(optimizer, 1)
+    clock = SampleClock([LRSchedulerConfig(scheduler, interval="step")], SIZE, ticks_per_epoch=None)
+    progress = 0.0
+    for pace, steps in epochs:
+        clock.pace = pace
+        for step in range(1, steps + 1):
+            clock.advance(Module, step * SIZE, epoch_is_over=step == steps)
+            progress += pace
+            assert progress - 1 - 1e-5 <= scheduler.last_epoch <= progress + 1e-5
+        clock.end_epoch()  # the callback's own end of the epoch, which finds it ended
+        clock = resumed(clock, scheduler)
+
+
+def resumed(clock, scheduler):
+    found = SampleClock([LRSchedulerConfig(scheduler, interval="step")], SIZE, None)
+    found.load_state_dict(json.loads(json.dumps(clock.state_dict())))
+    return found
 
 
 def steps_by_counting(samples, batch_size, samples_per_epoch):

@@ -151,6 +151,46 @@ def test_the_rate_goes_by_the_gain_of_the_larger_batch(rule, power, tmp_path):
     assert model.optimizers().param_groups[0]["lr"] == 1e-9
 
 
+class Decaying(Pulled):
+    """Has a schedule that tells how often it was stepped."""
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=1e-9)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.999)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def ticks_of(tmp_path, schedule_by, resumes=False):
+    def scheduler():
+        policy = Milestones(epochs={0: 16, 2: 64})
+        return BatchSizeScheduler(policy, lr_scaling="adascale", schedule_by=schedule_by, min_batch_size=1)
+
+    def fit(checkpoints=(), **ways):
+        torch.manual_seed(0)
+        trainer = trainer_of(
+            [scheduler(), *checkpoints], tmp_path, max_epochs=4, enable_checkpointing=bool(checkpoints)
+        )
+        trainer.fit(Decaying(), DataLoader(Targets(), batch_size=16, shuffle=True), **ways)
+        return trainer.lr_scheduler_configs[0].scheduler.last_epoch
+
+    if not resumes:
+        return fit()
+    saved = ModelCheckpoint(tmp_path, filename="middle", every_n_train_steps=2 * SIZE // 16 + SIZE // 64 + 7)
+    fit([saved])
+    return fit(ckpt_path=saved.best_model_path)
+
+
+def test_adascales_clock_goes_by_the_gain(tmp_path):
+    gain = (TRUTH + 16) / (TRUTH / 4 + 16)
+    by_gain = ticks_of(tmp_path, "gain")
+    assert by_gain == pytest.approx(2 * SIZE / 16 + 2 * gain * SIZE / 64, rel=0.05)
+    assert by_gain < ticks_of(tmp_path, "samples") == 4 * SIZE / 16  # a sample of a larger batch is worth less
+
+
+def test_adascales_clock_goes_on_after_a_resume(tmp_path):
+    assert abs(ticks_of(tmp_path / "b", "gain", resumes=True) - ticks_of(tmp_path / "a", "gain")) <= 1
+
+
 @given(st.floats(1, 100) | st.floats(0.01, 1), st.floats(0, 1e6), st.integers(1, 512))
 def test_the_gain_is_that_of_the_paper_and_between_one_and_the_ratio(ratio, noise_scale, size):
     squared, variance = 2.0, 2.0 * noise_scale / size  # |G|^2, and of the gradient of the first size

@@ -663,10 +663,45 @@ def check_noise(ranks, mode):
     assert covariance / squared == pytest.approx(noise_trials.TRUTH, rel=0.05)
 
 
+class Weights(nn.Module):
+    """The weights of a `Pulled`, in a module whose forward pass gathers them."""
+
+    def __init__(self, parts):
+        super().__init__()
+        self.parts = parts
+
+    def forward(self):
+        return torch.cat(list(self.parts))
+
+
+class ShardedAndPulled(noise_trials.Pulled):
+    def __init__(self):
+        super().__init__()
+        self.weights = Weights(self.weights)
+
+    def configure_model(self):
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(self.weights, mesh=self.device_mesh["data_parallel"])
+
+    def training_step(self, batch, batch_idx):
+        assert all(part.to_local().numel() == part.numel() // 2 for part in self.parameters())
+        return (self.weights() - batch).square().sum(1).mean() / 2
+
+
+@scenario
+def noise_sharded(root):
+    return noise_of(root, ShardedAndPulled(), strategy=parallel(2, 1))
+
+
 SCENARIOS |= {
     "noise_of_ranks": noise_of,
     "noise_accumulated": partial(noise_of, accumulate_grad_batches=2, batch_size=8),
 }
+
+
+def test_the_noise_scale_of_sharded_gradients_comes_from_steps(processes):
+    check_noise(processes.results("noise_sharded"), "consecutive")
 
 
 @pytest.mark.parametrize("name", ["noise_of_ranks", "noise_accumulated"])
