@@ -337,7 +337,7 @@ def test_it_is_measured_every_so_many_steps(mode):
     assert (asked, counts) == expected["consecutive" if mode == "consecutive" else "ranks"]
 
 
-@pytest.mark.parametrize(("mode", "every"), [("ranks", 4), ("micro_batches", 8), ("consecutive", 16)])
+@pytest.mark.parametrize(("mode", "every"), [("ranks", 8), ("micro_batches", 8), ("consecutive", 16)])
 def test_by_default_it_is_measured_now_and_then(mode, every):
     assert NoiseScaleMeter(mode).every == every
 
