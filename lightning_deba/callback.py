@@ -30,15 +30,7 @@ from lightning_deba.checks import (
     warn_of_another_architecture,
     warn_of_what_is_missing,
 )
-from lightning_deba.learning_rate import (
-    BY_GAIN,
-    LRScaling,
-    SampleClock,
-    ScaledSteps,
-    adascale_gain,
-    ends_by_steps,
-    scaling_rule,
-)
+from lightning_deba.learning_rate import BY_GAIN, LRScaling, ScaledSteps, adascale_gain, scaling_rule
 from lightning_deba.limits import Limits, accumulation_for, grant
 from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
@@ -49,6 +41,7 @@ from lightning_deba.policies.base import needs_noise_scale
 from lightning_deba.policies.noise import noise_scale
 from lightning_deba.presets import Preset, match_preset, preset_for
 from lightning_deba.records import Decision, EpochRecord, Grant, RunWriter, from_columns, to_columns
+from lightning_deba.schedule_clock import SampleClock, ends_by_steps
 
 __all__ = ["BatchSizeScheduler"]
 

@@ -17,7 +17,8 @@ from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as schedulers
 
 from lightning_deba import steps_at
-from lightning_deba.learning_rate import SampleClock, ScaledSteps, scaling_rule, ticks_due
+from lightning_deba.learning_rate import ScaledSteps, scaling_rule
+from lightning_deba.schedule_clock import SampleClock, ticks_due
 
 SAMPLES, SIZE, EPOCHS = 60, 8, 6  # the last step of an epoch is a partial one
 TICKS = math.ceil(SAMPLES / SIZE)

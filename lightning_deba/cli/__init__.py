@@ -14,6 +14,7 @@ To look at what is known:
   policies      list the policies
   replay        what would another policy have decided in a recorded run?
   report        write one HTML page about one run or several
+  watch         follow a run in the terminal
 
 `lightning-deba COMMAND --help` explains a command. JSONARGPARSE_DEBUG=true shows the trace of an error.
 """  # noqa: D415  # it is what `--help` prints
@@ -50,6 +51,12 @@ def _compare(args: list[str]) -> None:
     run(args)
 
 
+def _watch(args: list[str]) -> None:
+    from lightning_deba.cli.watching import watch  # imports the report, and that matplotlib
+
+    watch(args)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     **{command: partial(_train, command) for command in ("fit", "validate", "test")},
     "characterize": _characterize,
@@ -58,6 +65,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "policies": commands.list_of_policies,
     "replay": commands.replay,
     "report": commands.report,
+    "watch": _watch,
 }
 
 

@@ -61,7 +61,8 @@ def test_coupling_the_learning_rate_costs_at_most_two_thousandths_of_a_step(name
     """At twice the first batch size, where a step makes two ticks, those of the schedule itself included."""
     from lightning.pytorch.utilities.types import LRSchedulerConfig
 
-    from lightning_deba.learning_rate import SampleClock, ScaledSteps, scaling_rule
+    from lightning_deba.learning_rate import ScaledSteps, scaling_rule
+    from lightning_deba.schedule_clock import SampleClock
 
     model = timm.create_model(name, num_classes=10)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
