@@ -228,6 +228,13 @@ def read_history(path: str | Path) -> HistoryFile:
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If not one line of it can be read.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "history.jsonl"
+        >>> _ = path.write_text(to_line(EpochRecord(0, 32, 32), Grant(0, 48, 48, "increase: calm")))
+        >>> read_history(path).decisions[0].reason
+        'increase: calm'
     """
     path = Path(path)
     if path.is_dir():

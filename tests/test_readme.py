@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_deba import DEBA, EpochRecord, Grant, InPlaceActuator
+from lightning_deba import DEBA, EpochRecord, Grant
 from lightning_deba.cli import main
 from lightning_deba.records import RunWriter
 
@@ -19,7 +19,29 @@ COMMANDS = [line for kind, block in BLOCKS if kind == "bash" for line in block.s
 
 
 def test_a_newcomer_reads_it():
+    """In this order: what it does, the two lines, whether it is for them; and there is an answer to what is asked."""
     assert len(TEXT.splitlines()) < 150
+    places = [TEXT.index(found) for found in ("A PyTorch Lightning callback", "```python", "<!-- verdicts -->")]
+    assert places == sorted(places)
+    assert max(places) < len(TEXT) / 2
+    asked = re.findall(r"^- \*\*(.+)\?\*\*", TEXT, re.MULTILINE)
+    assert {"My schedule", "Several devices", "Resume", "Which preset", "My loader is special", "When not"} <= set(
+        asked
+    )
+
+
+def test_the_callback_is_added_in_two_lines():
+    """Without the import and the making of it, the example is an ordinary training."""
+    example = next(block for kind, block in BLOCKS if kind == "python")
+    assert len([line for line in example.splitlines() if "BatchSizeScheduler" in line]) == 2
+
+
+def test_each_place_for_a_table_is_closed():
+    """A command writes what is between the markers."""
+    names = re.findall(r"^<!-- (\w+) -->$", TEXT, re.MULTILINE)
+    assert {"comparison", "rivals", "verdicts"} <= set(names)
+    for name in ("comparison", "rivals", "verdicts"):
+        assert TEXT.index(f"<!-- {name} -->") < TEXT.index(f"<!-- /{name} -->")
 
 
 def test_every_example_runs(tmp_path, monkeypatch, capsys):
@@ -30,7 +52,6 @@ def test_every_example_runs(tmp_path, monkeypatch, capsys):
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
     assert "hold" in capsys.readouterr().out
-    assert InPlaceActuator(names["TokenBudget"]()).adapter.counts_samples is False
     assert (tmp_path / "lightning_logs" / "version_0" / "report.html").is_file()
 
 

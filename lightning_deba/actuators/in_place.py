@@ -34,6 +34,10 @@ class InPlaceActuator:
 
     Raises:
         TypeError: If `adapter` is not a `BatchSizeAdapter`.
+
+    Example:
+        >>> from lightning_deba import BatchSizeScheduler
+        >>> scheduler = BatchSizeScheduler(actuator=InPlaceActuator(batch_arg_name="train_batch_size"))
     """
 
     def __init__(self, adapter: BatchSizeAdapter | None = None, batch_arg_name: str = "batch_size") -> None:

@@ -59,6 +59,10 @@ def micro_batches_per_step(trainer: Trainer) -> int:
 def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
     """Divides a batch size among ranks and accumulated micro-batches.
 
+    Args:
+        trainer: A Trainer that knows its ranks and its accumulation.
+        batch_size: In samples per optimizer step.
+
     Raises:
         MisconfigurationException: If it does not divide, as after a resume on another number of devices.
     """
@@ -91,7 +95,13 @@ def is_compiled(module: torch.nn.Module) -> bool:
 
 
 def limits_of(trainer: Trainer, loaders: tuple[LoaderLimits, ...], bounds: Limits) -> Limits:
-    """Reads off a Trainer what it allows, and adds it to what its loaders allow and the scheduler's own bounds."""
+    """Reads off a Trainer what it allows, and adds it to what its loaders allow and the scheduler's own bounds.
+
+    Args:
+        trainer: A Trainer whose loaders are set up.
+        loaders: What each of them allows.
+        bounds: The scheduler's own.
+    """
     # Below 2.6 Lightning compares the interval with the batches even where no validation batch is wanted.
     validates = trainer.limit_val_batches > 0 or not at_least_2_6()
     by_batches = trainer.check_val_every_n_epoch is not None and validates
@@ -204,6 +214,10 @@ def go_on_by_steps(trainer: Trainer, accumulation: int) -> None:
 
     Lightning counts micro-batches, of which a step had `accumulation` when the checkpoint was written. One that was
     in the middle of a step begins that step again: its gradient was not saved.
+
+    Args:
+        trainer: A Trainer that has loaded a checkpoint and not trained yet.
+        accumulation: Micro-batches per optimizer step when it was written.
     """
     loop = trainer.fit_loop
     progress = loop.epoch_loop.batch_progress

@@ -67,5 +67,10 @@ def set_before_loading(trainer: Trainer, batch_arg_name: str, batch_size: int) -
     """Sets a restored batch size on the owner before anything builds the loader.
 
     ``configure_optimizers`` may ask for ``estimated_stepping_batches``, which does.
+
+    Args:
+        trainer: A Trainer that knows its data.
+        batch_arg_name: The owner's attribute.
+        batch_size: In samples per optimizer step; the owner gets its micro-batch size.
     """
     Owner(batch_arg_name).set(trainer, micro_batch_size(trainer, batch_size))

@@ -17,6 +17,13 @@ def check_ranks_agree(trainer: Trainer, actuator: BatchSizeActuator) -> None:
 
     Gradients are averaged over ranks, not over samples, so ranks with other batch sizes would weigh their samples
     differently; and a rank with more batches than the others would wait for them forever.
+
+    Args:
+        trainer: A Trainer whose loaders are set up.
+        actuator: The one that changes them.
+
+    Raises:
+        MisconfigurationException: If they differ, with the remedy.
     """
     if trainer.world_size == 1:
         return
@@ -37,7 +44,12 @@ def check_ranks_agree(trainer: Trainer, actuator: BatchSizeActuator) -> None:
 
 
 def smallest_over_ranks(trainer: Trainer, number: float) -> float:
-    """Returns the smallest of the ranks' numbers. Every rank has to call this."""
+    """Returns the smallest of the ranks' numbers. Every rank has to call this.
+
+    Args:
+        trainer: A Trainer that runs.
+        number: This rank's.
+    """
     return number if trainer.world_size == 1 else min(_gathered(trainer, [number]))[0]
 
 

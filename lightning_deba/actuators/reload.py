@@ -29,6 +29,10 @@ class ReloadActuator:
 
     Args:
         batch_arg_name: The attribute, as in Lightning's `BatchSizeFinder`.
+
+    Example:
+        >>> from lightning_deba import BatchSizeScheduler
+        >>> scheduler = BatchSizeScheduler(actuator=ReloadActuator(batch_arg_name="train_batch_size"))
     """
 
     def __init__(self, batch_arg_name: str = "batch_size") -> None:

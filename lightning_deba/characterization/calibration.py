@@ -68,6 +68,16 @@ def threshold_intervals(
         share: As in `calibrate`.
         level: Share of the resamples inside the interval.
         resamples: How many; the same ones each time.
+
+    Returns:
+        The lower and the upper end, by the threshold's name.
+
+    Example:
+        >>> from lightning_deba.presets import evidence
+        >>> profile = evidence("resnet18").profile
+        >>> low, high = threshold_intervals(profile, resamples=20)["confidence_threshold"]
+        >>> low <= calibrate(profile).confidence_threshold <= high
+        True
     """
     generator = random.Random(0)
     runs = profile.signals_of_runs
@@ -97,6 +107,12 @@ def simulate(policy: BatchSizePolicy, history: History, bounds: tuple[int, int] 
 
     Returns:
         The batch size of each epoch.
+
+    Example:
+        >>> from lightning_deba import DEBA, EpochRecord
+        >>> calm = [EpochRecord(t, 32, 32, loss=1.0, gradient_norm=1.0, component_variance=1.0) for t in range(6)]
+        >>> simulate(DEBA(cooldown=2), calm)
+        [32, 32, 48, 48, 72, 72]
     """
     lived: list[int] = []
     size = history[0].batch_size

@@ -63,6 +63,12 @@ def verdict(
     Returns:
         "adapt" from a saving of 10 % on, "don't adapt" below 5 %, and "marginal" between them, and where the signals
         vary by more than their own size (a score below 0.5).
+
+    Example:
+        >>> from lightning_deba.presets import evidence
+        >>> found = evidence("vit_tiny_patch16_224")
+        >>> verdict(found.profile, found.curve).word
+        "don't adapt"
     """
     policy = calibrate(profile) if policy is None else policy
     ceiling = min(bounds[1], (curve.ceiling or bounds[1] + 1) - 1)

@@ -50,6 +50,9 @@ class PolicyInfo:
 def list_policies(pattern: str = "*") -> list[str]:
     """Lists the names of the policies that match a pattern, whatever its case, in order.
 
+    Args:
+        pattern: As of a shell: ``*`` stands for anything.
+
     Example:
         >>> list_policies("*batch")
         ['AdaBatch', 'DiveBatch']
@@ -59,6 +62,9 @@ def list_policies(pattern: str = "*") -> list[str]:
 
 def policy_info(name: str) -> PolicyInfo:
     """Returns what is known of the policy of that very name.
+
+    Args:
+        name: One of `list_policies`.
 
     Raises:
         ValueError: If there is no such policy.

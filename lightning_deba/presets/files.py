@@ -36,9 +36,20 @@ def read_preset(path: str | Path) -> Preset:
           init_args: {confidence_threshold: 0.8, stability_threshold: 0.2}
         source: own runs, 100 epochs
 
+    Args:
+        path: The file.
+
     Raises:
         FileNotFoundError: If there is no such file.
         ValueError: If it is not a preset.
+
+    Example:
+        >>> import tempfile
+        >>> from lightning_deba.presets import get_preset
+        >>> file = Path(tempfile.mkdtemp()) / "own.yaml"
+        >>> _ = file.write_text(preset_to_yaml(get_preset("vit")))
+        >>> read_preset(file) == get_preset("vit")
+        True
     """
     import yaml  # presets that come with the package do without
 
@@ -54,6 +65,9 @@ def read_preset(path: str | Path) -> Preset:
 
 def preset_to_yaml(preset: Preset) -> str:
     """Writes a preset as `read_preset` reads it.
+
+    Args:
+        preset: One whose policy is of the package.
 
     Raises:
         ValueError: If its policy is none of the package, which YAML could not name.

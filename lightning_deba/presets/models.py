@@ -49,6 +49,9 @@ def preset_for(module: HasModules) -> Preset:
 def architecture_in(module: HasModules) -> str | None:
     """Returns the bare name of the timm or torchvision architecture inside a module; see `preset_for`.
 
+    Args:
+        module: As there.
+
     Example:
         >>> import timm
         >>> architecture_in(timm.create_model("resnet18"))

@@ -22,6 +22,13 @@ def register_preset(preset: Preset) -> None:
 
     Raises:
         ValueError: If another preset has its name.
+
+    Example:
+        >>> from lightning_deba import DEBA
+        >>> register_preset(Preset("toy", ("toynet_*",), DEBA(cooldown=3), source="a guess"))
+        >>> match_preset("toynet_small.tag").name
+        'toy'
+        >>> _ = _PRESETS.pop("toy")  # nothing of this example stays
     """
     if _PRESETS.setdefault(preset.name, preset) != preset:
         raise ValueError(
@@ -33,6 +40,9 @@ def register_preset(preset: Preset) -> None:
 def list_presets(pattern: str = "*") -> list[str]:
     """Lists the names of the presets that match a pattern, in order.
 
+    Args:
+        pattern: As of a shell: ``*`` stands for anything.
+
     Example:
         >>> list_presets("resnet*")
         ['resnet_deep', 'resnet_shallow']
@@ -42,6 +52,9 @@ def list_presets(pattern: str = "*") -> list[str]:
 
 def get_preset(name: str) -> Preset:
     """Returns the preset of that very name; see `match_preset` for the name of a model.
+
+    Args:
+        name: One of `list_presets`.
 
     Raises:
         ValueError: If there is no such preset.
