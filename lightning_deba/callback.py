@@ -28,6 +28,7 @@ from lightning_deba.checks import (
     check_neighbours,
     check_optimizer,
     warn_of_another_architecture,
+    warn_of_first_size,
     warn_of_what_is_missing,
 )
 from lightning_deba.learning_rate import BY_GAIN, LRScaling, ScaledSteps, adascale_gain, scaling_rule
@@ -36,7 +37,7 @@ from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
 from lightning_deba.noise import NoiseScaleMode, NoiseWatch
 from lightning_deba.noise_meter import NoiseMeans, NoiseMode, NoiseScaleMeter
-from lightning_deba.policies import BatchSizePolicy
+from lightning_deba.policies import BatchSizePolicy, Hold
 from lightning_deba.policies.base import needs_noise_scale
 from lightning_deba.policies.noise import noise_scale
 from lightning_deba.presets import Preset, match_preset, preset_for
@@ -236,6 +237,8 @@ class BatchSizeScheduler(Callback):
         self._couple(trainer, pl_module)
         if self.history or self._meter.optimizer_steps:
             self._resume(trainer, accumulation, ranks)
+        elif not isinstance(self._policy, Hold):
+            warn_of_first_size(found, self.min_batch_size, self.max_batch_size)
         self._watch_memory(pl_module)
         limits = self._limits(trainer)
         check_data(limits)

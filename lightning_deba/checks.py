@@ -136,6 +136,20 @@ def check_first_batch(samples: int, micro: int, limits: Limits) -> None:
         )
 
 
+def warn_of_first_size(batch_size: int, minimum: int, maximum: int) -> None:
+    """Warns where the run begins outside of the bounds of what it may change to."""
+    if batch_size < minimum:
+        rank_zero_warn(
+            f"The first batch size is {batch_size}, below `min_batch_size` ({minimum}): the first growth will go to "
+            f"that at least. Give `min_batch_size={batch_size}` or less if it is not meant to."
+        )
+    elif batch_size > maximum:
+        rank_zero_warn(
+            f"The first batch size is {batch_size}, above `max_batch_size` ({maximum}): it cannot grow. Give a larger "
+            "`max_batch_size` if it is meant to."
+        )
+
+
 def warn_of_what_is_missing(record: EpochRecord, optimizer_index: int) -> None:
     """Speaks up after the first epoch, before a whole run goes by without a signal."""
     if not record.optimizer_steps:

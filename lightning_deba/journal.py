@@ -155,7 +155,7 @@ def sentence(before: int, decided: Grant) -> str:
     """
     change = f"{before} -> {decided.batch_size}" if decided.batch_size != before else f"{before} stays"
     asked = f" ({decided.proposed} was proposed; {decided.limits})" if decided.limits else ""
-    return f"Epoch {decided.epoch}: batch size {change}{asked}. {decided.reason}"
+    return f"After epoch {decided.epoch}: batch size {change}{asked}. {decided.reason}"
 
 
 def tell_loggers(trainer: Trainer, history: History, decisions: Sequence[Grant], names: Sequence[str]) -> None:

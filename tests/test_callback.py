@@ -118,6 +118,18 @@ def test_what_was_proposed_and_granted_and_why_they_differ_is_kept(tmp_path):
     assert "the data set has 64 samples" in decided.limits
 
 
+@pytest.mark.parametrize(
+    ("bounds", "message"),
+    [
+        ({"min_batch_size": 9}, r"first batch size is 8, below `min_batch_size` \(9\): the first growth"),
+        ({"min_batch_size": 1, "max_batch_size": 7}, r"first batch size is 8, above `max_batch_size` \(7\): it cannot"),
+    ],
+)
+def test_a_run_that_begins_outside_of_its_bounds_is_told(bounds, message, tmp_path):
+    with pytest.warns(UserWarning, match=message):
+        fit(BatchSizeScheduler(DEBA(), **bounds), tmp_path, max_epochs=1)
+
+
 def test_a_dry_run_decides_and_touches_nothing(tmp_path):
     _, scheduler, probe, _ = run({0: 16}, tmp_path, source="datamodule", scheduler_args={"dry_run": True})
     assert {epoch.batch_size for epoch in probe.epochs} == {8}

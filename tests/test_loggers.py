@@ -283,15 +283,15 @@ def test_a_change_is_told_as_text_and_a_hold_is_not(kind, told):
     assert read.decisions == [
         journal.sentence(before, scheduler.decisions[epoch]) for epoch, before in ((1, 8), (3, 12))
     ]
-    assert read.decisions[0].startswith("Epoch 1: batch size 8 -> 12. ")
+    assert read.decisions[0].startswith("After epoch 1: batch size 8 -> 12. ")
 
 
 def test_a_limit_is_told_when_it_is_first_met(tmp_path):
     logger = tensorboard_in(tmp_path)
     fit(tmp_path, logger, Sizes({0: 64, 1: 100, 2: 100, 3: 100}))
     (grown, held) = read_tensorboard(logger).decisions
-    assert grown == "Epoch 0: batch size 8 -> 64. the trial wants 64 after epoch 0"
-    assert held.startswith("Epoch 1: batch size 64 stays (100 was proposed; the data set has 64 samples)")
+    assert grown == "After epoch 0: batch size 8 -> 64. the trial wants 64 after epoch 0"
+    assert held.startswith("After epoch 1: batch size 64 stays (100 was proposed; the data set has 64 samples)")
 
 
 # Hyper-parameters
@@ -407,7 +407,7 @@ def test_a_resumed_fit_tells_nothing_twice(tmp_path):
             scheduler_args={"max_batch_size": 100})  # fmt: skip
     for read in (read_tensorboard(first[0]), read_mlflow(again[1])):
         told = list(dict.fromkeys(read.decisions))
-        assert [line.split(".")[0] for line in told] == ["Epoch 0: batch size 8 -> 16", "Epoch 1: batch size 16 -> 4"]
+        assert [line.split(".")[0] for line in told] == ["After epoch 0: batch size 8 -> 16", "After epoch 1: batch size 16 -> 4"]
         assert float(read.parameters["batch_size_scheduler/max_batch_size"]) == 2048
         assert dict(read.metrics["samples_seen"]) == {7: 64, 11: 128, 27: 192}
     assert len(read_mlflow(again[1]).decisions) == 2
@@ -456,7 +456,7 @@ def test_a_decision_stands_above_a_bar_that_stays_whole(bar, tmp_path):
     with a_terminal() as terminal:
         run({0: 16}, tmp_path, neighbours=[bar()], enable_progress_bar=True)
     shown = re.sub(r"\x1b\[(A|[0-9;]*m)", "", terminal.getvalue())  # colours and steps upwards aside
-    told = "Epoch 0: batch size 8 -> 16. the trial wants 16 after epoch 0"
+    told = "After epoch 0: batch size 8 -> 16. the trial wants 16 after epoch 0"
     assert shown.count(told) == 1
     assert before(shown, told) == ""
     assert shown[shown.index(told) + len(told) :].lstrip("\r").startswith("\n")

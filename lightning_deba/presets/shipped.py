@@ -159,7 +159,7 @@ SHIPPED = (
         ),
         policy=DEBA(confidence_threshold=0.738, stability_threshold=0.163, cooldown=10),
         source=_BORROWED,
-        note="No family of the paper: it warns that thresholds may not transfer, to ConvNeXt or CoAtNet for example. "
-        "A characterization of this network under a fixed batch size tells what suits it.",
+        note="No family of the paper, which warns that thresholds may not transfer, to ConvNeXt or CoAtNet for example."
+        " A characterization of this network under a fixed batch size tells what suits it.",
     ),
 )

@@ -174,8 +174,8 @@ def test_reloads_that_the_user_asks_for_as_well(actuator, with_attribute, every,
     assert trainer.reload_dataloaders_every_n_epochs == every
     changes = [message for message in caplog.messages if "batch size" in message and " -> " in message]
     assert [message.split(".")[0] for message in changes] == [
-        "Epoch 1: batch size 8 -> 16",
-        "Epoch 3: batch size 16 -> 4",
+        "After epoch 1: batch size 8 -> 16",
+        "After epoch 3: batch size 16 -> 4",
     ]
 
 
