@@ -41,8 +41,8 @@ def preset_for(module: HasModules) -> Preset:
     if architecture := architecture_in(module):
         return fitting_preset(architecture) or get_preset("generic")
     raise ValueError(
-        f"No timm or torchvision model found inside {type(module).__name__}: pass "
-        '`preset="generic"`, which is cautious, for a known architecture its name, such as `preset="resnet18"`, or `policy=`, such as `policy=DEBA()`.'
+        f"No timm or torchvision model found inside {type(module).__name__}: pass `preset=`, for a known architecture "
+        'its name, such as "resnet18", else "generic", which is cautious; or `policy=`, such as `policy=DEBA()`.'
     )
 
 
