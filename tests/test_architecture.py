@@ -72,7 +72,6 @@ PUBLIC = ("", "policies", "presets", "characterization", "comparison", "report",
 
 _TRAINER = "takes the running Trainer alone, or its module"
 _AS_THERE = "takes the arguments of `plot_batch_size`, and says so"
-_IN_ITS_SUMMARY = "takes what its summary line names"
 _RETURNED = "is made and returned by another name, whose example has it"
 _INSIDE_A_FIT = "is called inside a fit; an example would be a fit"
 _TRAINS = "trains, or reads what has been trained; the notebooks and the README have it"
@@ -84,12 +83,11 @@ NO_ARGUMENTS = {
     **dict.fromkeys(["check_lightning", "data_ranks", "finish_resumed_epoch", "is_tuning"], _TRAINER),
     **dict.fromkeys(["is_compiled", "reload_if_requested", "skips_training"], _TRAINER),
     **dict.fromkeys(["plot_loss", "plot_seconds"], _AS_THERE),
-    **dict.fromkeys(["verdict", "write_csv"], _IN_ITS_SUMMARY),  # those of `comparison`
 }
 # By name, why it has no section "Example".
 NO_EXAMPLE = {
     **dict.fromkeys(["BatchSizeActuator", "Engine"], _FACE),
-    **dict.fromkeys(["HistoryFile", "NoiseEstimate", "PolicyInfo", "Signals", "Verdict"], _RETURNED),
+    **dict.fromkeys(["HistoryFile", "Gain", "NoiseEstimate", "PolicyInfo", "Signals", "Verdict"], _RETURNED),
     **dict.fromkeys(["Comparison", "Interval", "Job", "Outcome", "Row", "Run", "Summary"], _RETURNED),
     **dict.fromkeys(["at_least_2_6", *NO_ARGUMENTS.keys() - {"plot_loss", "plot_seconds"}], _INSIDE_A_FIT),
     **dict.fromkeys(["check_ranks_agree", "choose_actuator", "go_on_by_steps", "limits_of"], _INSIDE_A_FIT),

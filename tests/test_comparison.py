@@ -39,6 +39,7 @@ from lightning_deba.comparison import (
     verdict,
     write_csv,
 )
+from lightning_deba.comparison.job import model_and_data, scheduler_of
 from lightning_deba.comparison.measures import area_under, reached
 from lightning_deba.policies import AdaBatch, Chain
 from lightning_deba.vision import DigitsDataModule, ImageClassifier
@@ -251,7 +252,7 @@ def test_the_command_tells_of_failures_after_the_table(tmp_path, capsys):
 )
 def test_each_file_is_a_grid_of_the_size_that_it_states(name, models, arms, seeds):
     config = comparing._parser().parse_args(["--config", str(CONFIGS / f"{name}.yaml")]).as_dict()
-    found = Grid.from_dict({key: config[key] for key in config if key not in ("config", "output", "workers")})
+    found = comparing.grid_of(config)
     assert (len(found.models), len(found.arms), len(found.seeds)) == (models, arms, seeds)
     jobs = found.jobs()
     assert len(jobs) == len({str(job) for job in jobs}) == models * arms * seeds
@@ -263,19 +264,15 @@ def test_each_file_is_a_grid_of_the_size_that_it_states(name, models, arms, seed
 
 @pytest.mark.parametrize("name", ["paper", "strong", "ablations"])
 def test_each_arm_of_a_file_can_be_built(name):
-    from lightning_deba.comparison import engine
-
     jobs = Grid.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())).jobs()
     for job in {job.arm: job for job in jobs if job.model == "resnet18"}.values():
-        model, data = engine._model_and_data(job)
-        assert engine._scheduler(job, model).min_batch_size == 16
+        model, data = model_and_data(job)
+        assert scheduler_of(job, model).min_batch_size == 16
         assert data.batch_size == job.data["init_args"]["batch_size"]
 
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_the_full_size_grids_run_dry(classes, tmp_path, monkeypatch):
-    from lightning_deba.comparison import engine
-
     folder = write_cifar(tmp_path, classes, monkeypatch)
     plain = yaml.safe_load((CONFIGS / f"cifar{classes}.yaml").read_text())
     plain["data"]["init_args"] |= {"data_dir": str(folder), "num_workers": 0, "persistent_workers": False}
@@ -284,8 +281,8 @@ def test_the_full_size_grids_run_dry(classes, tmp_path, monkeypatch):
         job.arm: job for job in jobs if job.model == "mobilenetv3"
     }
     for job in one_of_each.values():
-        model, data = engine._model_and_data(replace(job, data=_smaller(job.data)))
-        scheduler = engine._scheduler(job, model)
+        model, data = model_and_data(replace(job, data=_smaller(job.data)))
+        scheduler = scheduler_of(job, model)
         trainer = Trainer(accelerator="cpu", fast_dev_run=1, callbacks=[scheduler], enable_model_summary=False)
         trainer.fit(model, datamodule=data)
         assert trainer.global_step == 1

@@ -407,7 +407,8 @@ def test_a_resumed_fit_tells_nothing_twice(tmp_path):
             scheduler_args={"max_batch_size": 100})  # fmt: skip
     for read in (read_tensorboard(first[0]), read_mlflow(again[1])):
         told = list(dict.fromkeys(read.decisions))
-        assert [line.split(".")[0] for line in told] == ["After epoch 0: batch size 8 -> 16", "After epoch 1: batch size 16 -> 4"]
+        changes = ["After epoch 0: batch size 8 -> 16", "After epoch 1: batch size 16 -> 4"]
+        assert [line.split(".")[0] for line in told] == changes
         assert float(read.parameters["batch_size_scheduler/max_batch_size"]) == 2048
         assert dict(read.metrics["samples_seen"]) == {7: 64, 11: 128, 27: 192}
     assert len(read_mlflow(again[1]).decisions) == 2

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Literal
 
-from jsonargparse.typing import NonNegativeInt, PositiveInt
+from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.cli import LightningArgumentParser
 from rich.console import Console
@@ -15,28 +19,80 @@ from rich.table import Table
 
 # Imported so that ``--data DigitsDataModule`` needs no module's name.
 from lightning_deba import vision  # noqa: F401
-from lightning_deba.comparison import Comparison, Grid, Outcome, Summary, compare, write_csv
+from lightning_deba.comparison import (
+    Comparison,
+    Engine,
+    Grid,
+    LocalEngine,
+    Outcome,
+    RayEngine,
+    Summary,
+    compare,
+    write_comparison_report,
+    write_csv,
+)
+from lightning_deba.comparison.job import epochs_done
 
 TIMES = ("processor_seconds", "processor_seconds_to_target")
 """What the printed table shows beside the accuracy; the CSV file has all measures."""
 ENOUGH = 5
 """Seeds from which on the sign of a difference means something by itself."""
+MEMORY = 3600.0
+"""Seconds of the past that the time left is told from: an epoch may take minutes."""
 
 
 def run(args: list[str]) -> None:
     """Runs ``compare``: trains what is missing of a grid, prints a table and writes ``results.csv``."""
     config = _parser().parse_args(args).as_dict()
-    output, workers = Path(config.pop("output")), config.pop("workers")
-    config.pop("config")
-    grid = Grid.from_dict(config)
+    grid, engine, output = grid_of(config), engine_of(config), Path(config["output"])
     output.mkdir(parents=True, exist_ok=True)
-    found = _with_progress(grid, output, workers)
-    write_csv(found.rows, output / "results.csv")
-    Console().print(table(found))
-    print(output / "results.csv")
+    found = _with_progress(grid, engine, output)
+    _show(found, output)
     if found.failures:
         job, error = found.failures[0]
         raise ValueError(f"{len(found.failures)} of {len(grid.jobs())} runs failed, the first {job}: {error}")
+
+
+def _show(found: Comparison, output: Path) -> None:
+    """Prints the table, and writes what is kept of it: the place for every file beside the runs."""
+    write_csv(found.rows, output / "results.csv")
+    Console().print(table(found))
+    print(output / "results.csv")
+    grid, base = found.grid, found.grid.reference
+    if any(run.arm == base for run in found.runs):
+        print(write_comparison_report(found.runs, output, baseline=base, target=grid.target, jobs=grid.jobs()))
+
+
+def grid_of(config: Mapping[str, Any]) -> Grid:
+    """Builds the grid that the command's arguments tell of."""
+    return Grid.from_dict({field.name: config[field.name] for field in fields(Grid)})
+
+
+def engine_of(config: Mapping[str, Any]) -> Engine:
+    """Builds the engine that the command's arguments tell of.
+
+    Raises:
+        ValueError: If an argument of a cluster is given without one.
+        ImportError: If Ray is asked for and not installed.
+
+    Example:
+        >>> engine_of({"engine": "local", "workers": None, "address": "auto", "gpus_per_job": 0.0})
+        Traceback (most recent call last):
+            ...
+        ValueError: `address` is that of a Ray cluster, got 'auto': add `--engine ray`, or leave it out.
+    """
+    if config["engine"] == "ray":
+        return RayEngine(config["address"], config["workers"], gpus_per_job=config["gpus_per_job"])
+    if config["address"] is not None:
+        raise ValueError(
+            f"`address` is that of a Ray cluster, got {config['address']!r}: add `--engine ray`, or leave it out."
+        )
+    if config["gpus_per_job"]:
+        raise ValueError(
+            f"`gpus_per_job` is for a Ray cluster, got {config['gpus_per_job']}: add `--engine ray`, or leave it out; "
+            "processes on this machine get a GPU each, in turn."
+        )
+    return LocalEngine(config["workers"])
 
 
 def _parser() -> LightningArgumentParser:
@@ -65,22 +121,67 @@ def _parser() -> LightningArgumentParser:
     parser.add_argument("--trainer_args", type=dict, default={}, help="Further arguments of the Trainer.")
     parser.add_argument("-o", "--output", default="comparison", help="Folder of the runs and of results.csv.")
     parser.add_argument(
-        "--workers", type=NonNegativeInt | None, default=None, help="Processes of one thread; the cores by default."
+        "--workers",
+        type=NonNegativeInt | None,
+        default=None,
+        help="Runs at a time, each on one thread; by default as many as there are cores, here or in the cluster.",
     )
+    parser.add_argument(
+        "--engine",
+        type=Literal["local", "ray"],
+        default="local",
+        help="Where to run: in processes on this machine, or on a Ray cluster whose nodes share the output folder.",
+    )
+    parser.add_argument(
+        "--address",
+        type=str | None,
+        default=None,
+        help="Address of the Ray cluster, such as `auto`; without one Ray is started on this machine.",
+    )
+    parser.add_argument("--gpus_per_job", type=NonNegativeFloat, default=0.0, help="GPUs of each run on Ray.")
     return parser
 
 
-def _with_progress(grid: Grid, output: Path, workers: int | None) -> Comparison:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-        task = progress.add_task("runs", total=len(grid.jobs()))
+def _with_progress(grid: Grid, engine: Engine, output: Path) -> Comparison:
+    jobs, ended = grid.jobs(), set[str]()  # of a run that has failed nothing is to come either
+
+    def epochs() -> int:
+        return sum(job.epochs if str(job) in ended else epochs_done(job, output) for job in jobs)
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), speed_estimate_period=MEMORY) as progress:
+        # What was done earlier is no sign of how fast it goes.
+        task = progress.add_task("runs", completed=epochs(), total=sum(job.epochs for job in jobs))
+
+        def update() -> None:
+            progress.update(task, completed=epochs(), description=f"{len(ended)}/{len(jobs)} runs")
 
         def show(outcome: Outcome) -> None:
-            progress.advance(task)
+            ended.add(str(outcome.job))
             if outcome.error:
                 progress.console.print(f"{outcome.job} failed: {outcome.error}", markup=False)
 
-        return compare(grid, output, workers=workers, on_outcome=show)
+        with _every_second(update):
+            return compare(grid, output, engine=engine, on_outcome=show)
+
+
+@contextmanager
+def _every_second(action: Callable[[], None]) -> Iterator[None]:
+    """Does something again and again in the meantime, and once in the end."""
+    over = Event()
+
+    def repeat() -> None:
+        while not over.wait(1.0):
+            action()
+
+    thread = Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        action()
 
 
 def table(found: Comparison) -> Table:

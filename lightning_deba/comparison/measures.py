@@ -3,84 +3,18 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-__all__ = [
-    "Interval",
-    "Row",
-    "Run",
-    "Summary",
-    "area_under",
-    "interval_of_median",
-    "load_runs",
-    "measure",
-    "reached",
-    "summarize",
-    "verdict",
-    "write_csv",
-]
+from lightning_deba.comparison.intervals import Interval, interval_of_median, verdict
+from lightning_deba.comparison.runs import Run
 
-DRAWS = 2000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """The stored result of one run; the sequences have one number an epoch.
-
-    Attributes:
-        model: The model's name in the grid.
-        arm: The arm's name.
-        seed: The seed.
-        seconds: Seconds of training, validation not counted.
-        processor_seconds: Processor seconds of training in the training process, likewise.
-        samples: Samples trained on.
-        steps: Optimizer steps.
-        batch_sizes: Batch size.
-        accuracies: Accuracy on the validation data at the epoch's end.
-        test_accuracy: Accuracy on the test data in the end; ``None`` where there are none.
-    """
-
-    model: str
-    arm: str
-    seed: int
-    seconds: Sequence[float]
-    processor_seconds: Sequence[float]
-    samples: Sequence[int]
-    steps: Sequence[int]
-    batch_sizes: Sequence[int]
-    accuracies: Sequence[float]
-    test_accuracy: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the run as plain data."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Run:
-        """Builds a run from plain data, which is checked, since it comes from a file.
-
-        Raises:
-            ValueError: If a field is missing, or the sequences are not of one length.
-        """
-        try:
-            run = cls(**{f.name: data[f.name] for f in fields(cls)})
-            lengths = {len(getattr(run, name)) for name in _SERIES}
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"no result of a run: {error!r}") from error
-        if len(lengths) != 1 or 0 in lengths:
-            raise ValueError(f"no result of a run: its epochs count differently, {sorted(lengths)}")
-        return run
-
-
-_SERIES = ("seconds", "processor_seconds", "samples", "steps", "batch_sizes", "accuracies")
+__all__ = ["Row", "Summary", "area_under", "measure", "reached", "summarize", "write_csv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,14 +61,6 @@ class Row:
 MEASURES = tuple(f.name for f in fields(Row) if f.name not in ("model", "arm", "seed", "target"))
 
 
-class Interval(NamedTuple):
-    """A value between two bounds."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Summary(NamedTuple):
     """What the seeds say of one measure of one arm.
 
@@ -157,21 +83,6 @@ class Summary(NamedTuple):
     pairs: int = 0
     difference: Interval | None = None
     verdict: str = ""
-
-
-def load_runs(root: str | Path) -> list[Run]:
-    """Reads all results under the directory of a comparison, in order.
-
-    Raises:
-        ValueError: If a result cannot be read.
-    """
-    runs = []
-    for path in sorted(Path(root).glob("runs/*/*/seed-*/result.json")):
-        try:
-            runs.append(Run.from_dict(json.loads(path.read_text(encoding="utf-8"))))
-        except ValueError as error:
-            raise ValueError(f"'{path}' cannot be read: {error}. Without it, that run is made again.") from error
-    return sorted(runs, key=lambda run: (run.model, run.arm, run.seed))
 
 
 def reached(costs: Sequence[float], accuracies: Sequence[float], target: float) -> float:
@@ -259,66 +170,6 @@ def _row(run: Run, references: Sequence[Run], target: float | None) -> Row:
     )
 
 
-def interval_of_median(values: Sequence[float], level: float = 0.9, draws: int = DRAWS) -> Interval:
-    """Returns the median of some values and its bootstrap interval by percentiles, the same at every call.
-
-    With three values the interval goes from the least to the greatest: so few runs do not say more. A single value has
-    no interval, and its bounds are infinite.
-
-    Args:
-        values: One value a seed; infinite ones may be among them.
-        level: Share of the resampled medians that the interval holds.
-        draws: How many times the values are resampled; where there are no more ways to, each is taken once.
-
-    Raises:
-        ValueError: If there are no values, or one of them is no number.
-
-    Example:
-        >>> interval_of_median([3.0, 1.0, 2.0])
-        Interval(value=2.0, low=1.0, high=3.0)
-        >>> interval_of_median([3.0])
-        Interval(value=3.0, low=-inf, high=inf)
-    """
-    if not values or any(math.isnan(value) for value in values):
-        raise ValueError(f"`values` must be one number or more, got {list(values)}.")
-    if not 0 < level < 1:
-        raise ValueError(f"`level` must be between 0 and 1, such as 0.9, got {level}.")
-    if len(values) == 1:
-        return Interval(values[0], -math.inf, math.inf)
-    medians = sorted(map(_median, _resamples(values, draws)))
-    cut = math.floor((1 - level) / 2 * len(medians))
-    return Interval(_median(values), medians[cut], medians[-1 - cut])
-
-
-def _resamples(values: Sequence[float], draws: int) -> Iterable[Sequence[float]]:
-    """Returns all resamples where these are few, else so many at random."""
-    if len(values) ** len(values) <= draws:
-        return product(values, repeat=len(values))
-    generator = random.Random(0)
-    return (generator.choices(values, k=len(values)) for _ in range(draws))
-
-
-def _median(values: Sequence[float]) -> float:
-    """The median; between minus and plus infinity there is no middle, and the lower one is taken."""
-    middle = median(values)
-    return sorted(values)[(len(values) - 1) // 2] if math.isnan(middle) else middle
-
-
-def verdict(difference: Interval) -> str:
-    """Names a difference: "more", "less", or "none" where its interval contains 0.
-
-    Of few pairs it asks little: where there is no difference, n of them agree on a sign with a chance of `2**(1 - n)`,
-    which for three is 25 %, and only for five is down to 6 %.
-
-    Example:
-        >>> verdict(Interval(0.02, 0.01, 0.03)), verdict(Interval(0.02, 0.0, 0.03))
-        ('more', 'none')
-    """
-    if difference.low > 0:
-        return "more"
-    return "less" if difference.high < 0 else "none"
-
-
 def summarize(
     rows: Sequence[Row], baseline: str, *, level: float = 0.9, measures: Sequence[str] = MEASURES
 ) -> list[Summary]:
@@ -363,7 +214,12 @@ def _summary(
 
 
 def write_csv(rows: Iterable[Row], path: str | Path) -> None:
-    """Writes a row a run, under the names of `Row`. What was not reached, or does not exist, is left empty."""
+    """Writes a row a run, under the names of `Row`. What was not reached, or does not exist, is left empty.
+
+    Args:
+        rows: The rows.
+        path: A CSV file, written anew.
+    """
     names = [f.name for f in fields(Row)]
     with Path(path).open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

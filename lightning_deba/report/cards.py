@@ -17,7 +17,7 @@ from lightning_deba.report import figures
 from lightning_deba.report.runs import Run
 from lightning_deba.report.series import changes, clean, drawable, signal_series
 
-__all__ = ["VARIABLES", "Card", "draw_cards"]
+__all__ = ["VARIABLES", "Card", "draw_card", "draw_cards"]
 
 # A page with a figure for each of hundreds of signals is no longer a page.
 _MOST_SIGNALS = 6
@@ -86,13 +86,12 @@ def draw_cards(runs: Sequence[Run]) -> tuple[list[Card], list[str]]:
 
 def _card(title: str, runs: Sequence[Run], plot: Callable[..., Axes]) -> Card:
     """Draws all runs into one figure."""
-    caption = _CAPTIONS[title]
-    with _figure(title) as figure:
-        ax = figure.add_subplot()
+
+    def draw(ax: Axes) -> None:
         for number, run in enumerate(runs):
             plot(run.history, ax=ax, run=number)
-        svg = _svg(figure, f"{title}. {caption}", _tooltips(runs))
-    return Card(title[:1].upper() + title[1:], caption, svg)
+
+    return draw_card(title, _CAPTIONS[title], draw, _tooltips(runs))
 
 
 def _signal_card(name: str, runs: Sequence[Run], series: Sequence[dict[str, list[float]]]) -> Card:
@@ -102,15 +101,38 @@ def _signal_card(name: str, runs: Sequence[Run], series: Sequence[dict[str, list
     shared = len(set(thresholds)) == 1
     title = clean(name, 40).replace("_", " ")
     caption = _CAPTIONS.get(name, "A signal that the policy decides on, against samples seen.")
-    with _figure(title) as figure:
-        ax = figure.add_subplot()
+
+    def draw(ax: Axes) -> None:
         for number, threshold in zip(having, thresholds, strict=True):
             run = runs[number]
             figures.plot_signal(run.history, run.decisions, name, window=run.window, ax=ax, run=number)
             if threshold is not None:
                 color = figures.COLORS[number % len(figures.COLORS)]
                 figures.draw_threshold(ax, threshold, figures.MUTED if shared else color)
-        svg = _svg(figure, f"{title}. {caption}", ())
+
+    return draw_card(title, caption, draw)
+
+
+def draw_card(
+    title: str,
+    caption: str,
+    draw: Callable[[Axes], object],
+    tooltips: Iterable[str] = (),
+    *,
+    size: tuple[float, float] = figures.SIZE,
+) -> Card:
+    """Draws a figure for the inside of a page.
+
+    Args:
+        title: What it shows, in few words.
+        caption: What is said about it.
+        draw: Draws into the axes that it is given.
+        tooltips: A text for each part whose `gid` begins with "change-", in the order in which they are drawn.
+        size: Width and height in inches.
+    """
+    with _figure(title, size) as figure:
+        draw(figure.add_subplot())
+        svg = _svg(figure, f"{title}. {caption}", tooltips)
     return Card(title[:1].upper() + title[1:], caption, svg)
 
 
@@ -127,11 +149,11 @@ def _tooltips(runs: Sequence[Run]) -> list[str]:
 
 
 @contextmanager
-def _figure(title: str) -> Iterator[Figure]:
+def _figure(title: str, size: tuple[float, float]) -> Iterator[Figure]:
     """Yields a new figure, drawn in the page's own style whatever the user's is."""
     # The salt gives the parts of each figure identifiers of its own, and the same ones every time.
     with style.context(["default", _STYLE | {"svg.hashsalt": title}]):
-        yield Figure(figsize=figures.SIZE, layout="constrained")
+        yield Figure(figsize=size, layout="constrained")
 
 
 def _svg(figure: Figure, description: str, tooltips: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MultipleLocator, NullLocator
@@ -99,10 +100,7 @@ def plot_seconds(history: History, *, ax: Axes | None = None, label: str | None 
     edges, seconds = [0, *samples_seen(history)], [0.0, *seconds_spent(history)]
     ax.plot(edges, seconds, label=label, **_style(run, history))
     longest = ax.dataLim.y1 or 1.0
-    fine = [10.0 ** math.floor(math.log10(longest)) * step for step in (0.2, 0.5, 1)] if longest < 5 else []
-    step = next((step for step in [*fine, *_TIME_STEPS] if longest / step <= 6), longest / 5)
-    ax.yaxis.set_major_locator(MultipleLocator(step))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(round(value, 9))))
+    set_time_ticks(ax.yaxis, longest)
     ax.set_xlim(left=0, auto=True)
     ax.set_ylim(0, 1.05 * longest)
     return ax
@@ -187,6 +185,14 @@ def plot_history(
     for unused in places:
         unused.remove()
     return figure
+
+
+def set_time_ticks(axis: Axis, longest: float) -> None:
+    """Puts the ticks of an axis of seconds, up to the longest of them, on round times."""
+    fine = [10.0 ** math.floor(math.log10(longest)) * step for step in (0.2, 0.5, 1)] if longest < 5 else []
+    step = next((step for step in [*fine, *_TIME_STEPS] if longest / step <= 6), longest / 5)
+    axis.set_major_locator(MultipleLocator(step))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: duration(round(value, 9))))
 
 
 def draw_threshold(ax: Axes, value: float, color: str = MUTED) -> None:

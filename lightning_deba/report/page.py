@@ -132,10 +132,20 @@ def save(page: str, target: Path, name: str) -> Path:
     return target
 
 
-def render(template: str, **values: Any) -> str:
-    """Fills in a template of this room; every text is escaped, and the page's style knows its colours."""
-    loader = FunctionLoader(lambda name: files(__package__).joinpath(name).read_text("utf-8"))
-    environment = Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+def render(template: str, *, room: str = __package__, **values: Any) -> str:
+    """Fills in a template; every text is escaped, and the page's style knows its colours.
+
+    Args:
+        template: The file's name.
+        room: The package that it lies in; what it includes may lie in this room as well.
+        **values: What the template fills in.
+    """
+
+    def load(name: str) -> str:
+        path = files(room) / name
+        return (path if path.is_file() else files(__package__) / name).read_text("utf-8")
+
+    environment = Environment(loader=FunctionLoader(load), autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["coded"] = _coded
     return environment.get_template(template).render(values, variables=VARIABLES)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -30,6 +30,9 @@ _PALE = "#b3bbc4"
 # Points from the end of a line to its name, and from one name to the next in heights of a letter.
 _REACH, _LEADING = 16, 1.22
 _FROM_LEFT: dict[str, Any] = {"relpos": (0, 0.5)}
+
+End: TypeAlias = tuple[str, float, float, str]
+"""A name, the point that it belongs to, and its colour."""
 
 
 def plot_replay(
@@ -70,13 +73,13 @@ def plot_replay(
     trained = [record.batch_size for record in history]
     edges = [history[0].epoch, *(record.epoch + 1 for record in history)]
     ax.plot(edges, [trained[0], *trained], drawstyle="steps-pre", color=_PALE, linewidth=5, alpha=0.7, gid="trained")
-    ends = [(f"as trained {trained[-1]:,}", trained[-1], MUTED)]
+    ends: list[End] = [(f"as trained {trained[-1]:,}", edges[-1], trained[-1], MUTED)]
     for number, (name, values) in enumerate(sizes.items()):
-        style = _style(number)
+        style = arm_style(number)
         ax.plot(edges, [values[0], *values], drawstyle="steps-pre", linewidth=1.6, gid=f"replay-{name}", **style)
-        ends.append((f"{clean(name, 40)} {values[-1]:,}", values[-1], style["color"]))
-    _octaves(ax, [*trained, *(size for values in sizes.values() for size in values)])
-    _name_ends(ax, edges[-1], ends)
+        ends.append((f"{clean(name, 40)} {values[-1]:,}", edges[-1], values[-1], style["color"]))
+    octaves(ax, [*trained, *(size for values in sizes.values() for size in values)])
+    name_ends(ax, ends)
     return ax
 
 
@@ -110,7 +113,7 @@ def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | 
     ax.fill_between(ends, low, upper, color=_PALE, alpha=0.32, linewidth=0, zorder=0.5, gid="noise-interval")
     ax.plot(ends, values, color=MUTED, linewidth=1.3, linestyle=(0, DASHES[2]), zorder=1.5, gid="noise-scale")
     tops = [value for value in upper if drawable(value)]
-    _octaves(ax, [value for value in (*values, *tops) if value >= 1])
+    octaves(ax, [value for value in (*values, *tops) if value >= 1])
     if tops:
         _name_interval(ax, ends[upper.index(max(tops))], max(tops))
     return ax
@@ -147,13 +150,13 @@ def _axes(history: History, ax: Axes | None) -> Axes:
     return ax
 
 
-def _style(number: int) -> dict[str, Any]:
+def arm_style(number: int) -> dict[str, Any]:
     """Returns colour and dashes of a line; all colours come before the first dashes."""
     dashes = DASHES[number // len(COLORS) % len(DASHES)]
     return {"color": COLORS[number % len(COLORS)], "linestyle": (0, dashes) if dashes else "-"}
 
 
-def _octaves(ax: Axes, sizes: Iterable[float]) -> None:
+def octaves(ax: Axes, sizes: Iterable[float]) -> None:
     """Makes the upright axis one of powers of two that holds the sizes, and what it has held before."""
     before = ax.get_ylim() if ax.get_yscale() == "log" else ()
     sizes = list(sizes)
@@ -176,10 +179,10 @@ def _name_interval(ax: Axes, x: float, y: float) -> None:
     ax.annotate(text, (x, y), textcoords="offset points", color=MUTED, fontsize="small", **place)
 
 
-def _name_ends(ax: Axes, x: float, ends: Sequence[tuple[str, int, str]]) -> None:
-    """Writes each text beside the end of its line, and as far up or down as the others need."""
-    heights = [height for _, height, _ in ends]
-    for number, (text, height, color) in enumerate(ends):
+def name_ends(ax: Axes, ends: Sequence[End], *, leader: float = 0.7) -> None:
+    """Writes each text right of the axes, beside its point, and as far up or down as the others need."""
+    heights = [height for _, _, height, _ in ends]
+    for number, (text, x, height, color) in enumerate(ends):
         ax.annotate(
             text,
             (x, height),
@@ -191,7 +194,14 @@ def _name_ends(ax: Axes, x: float, ends: Sequence[tuple[str, int, str]]) -> None
             color=color,
             parse_math=False,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.7, "shrinkA": 2, "shrinkB": 1, **_FROM_LEFT},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": color,
+                "linewidth": leader,
+                "shrinkA": 2,
+                "shrinkB": 1,
+                **_FROM_LEFT,
+            },
         )
 
 

@@ -74,7 +74,7 @@ def plot_profile(
     if signal not in NAMES:
         raise ValueError(f"`signal` must be one of {', '.join(map(repr, NAMES))}, got {signal!r}.")
     profile, policy, intervals = _parts(found)
-    ax = _axes(ax, "epoch", NAMES[signal])
+    ax = dressed(ax, "epoch", NAMES[signal])
     ordinary: list[float] = []
     ink = _ink(profile)
     for run, descent in zip(profile.histories, profile.descent, strict=True):
@@ -112,7 +112,7 @@ def plot_evidence(found: Characterization | StabilityProfile, ax: Axes | None = 
         'confidence'
     """
     profile, policy, intervals = _parts(found)
-    ax = _axes(ax, "confidence", "larger variation")
+    ax = dressed(ax, "confidence", "larger variation")
     early, ordinary = _evidence(profile)
     calm = [point for point in ordinary if _is_calm(point, policy)]
     others = [point for point in ordinary if not _is_calm(point, policy)]
@@ -148,7 +148,7 @@ def plot_throughput(curve: ThroughputCurve, ax: Axes | None = None, *, batch_siz
         >>> ax.texts[-1].get_text()
         'fit: 10.0 ms + 500.0 µs per sample'
     """
-    ax = _axes(ax, "batch size (samples per step)", "samples per second")
+    ax = dressed(ax, "batch size (samples per step)", "samples per second")
     sizes = sorted(curve.seconds)
     rates = [size / curve.seconds[size] for size in sizes]
     a, b, _ = curve.fit()
@@ -203,7 +203,7 @@ def _parts(found: Characterization | StabilityProfile) -> _Found:
     return _Found(found, calibrate(found), threshold_intervals(found))
 
 
-def _axes(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
+def dressed(ax: Axes | None, xlabel: str, ylabel: str) -> Axes:
     """Returns axes in the house's dress."""
     if ax is None:
         ax = Figure(figsize=SIZE, layout="constrained").add_subplot()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-
 from lightning_deba.characterization import Characterization
 from lightning_deba.characterization.profile import stability_score
-from lightning_deba.report.cards import Card, _figure, _svg
+from lightning_deba.report.cards import Card, draw_card
 from lightning_deba.report.page import render, save
 from lightning_deba.report.profile_figures import NAMES, plot_evidence, plot_profile, plot_sizes, plot_throughput
 from lightning_deba.report.series import clean
@@ -134,33 +132,26 @@ def _percent(share: float) -> str:
 def _cards(found: Characterization) -> Iterator[Card]:
     """Draws the figures of the page."""
     for name, caption in _SIGNALS.items():
-        yield _card(NAMES[name], caption, partial(plot_profile, found, signal=name))
-    yield _card(
+        yield draw_card(NAMES[name], caption, partial(plot_profile, found, signal=name))
+    yield draw_card(
         "what the policy sees",
         "Each epoch after the initial descent by both kinds of evidence, and what the policy does there. It grows "
         "where both thresholds are kept (filled), and rolls back where neither is.",
         partial(plot_evidence, found),
     )
-    yield _card(
+    yield draw_card(
         "throughput",
         "Samples per second by batch size, as measured (points) and as fitted (line). Where it is flat, a larger "
         "batch gains no time.",
         partial(plot_throughput, found.curve, batch_size=found.profile.batch_size),
     )
     changes = [(t, before, after) for t, (before, after) in enumerate(pairwise(found.verdict.sizes))]
-    yield _card(
+    yield draw_card(
         "simulated batch sizes",
         "What the calibrated policy would do, were the signals those of the baseline. Triangles mark the changes.",
         partial(plot_sizes, found),
         [f"after epoch {t}: {before:,} → {after:,}" for t, before, after in changes if before != after],
     )
-
-
-def _card(title: str, caption: str, plot: Callable[[Axes], Axes], tooltips: list[str] | None = None) -> Card:
-    with _figure(title) as figure:
-        plot(figure.add_subplot())
-        svg = _svg(figure, f"{title}. {caption}", tooltips or ())
-    return Card(title[:1].upper() + title[1:], caption, svg)
 
 
 def _rows(found: Characterization) -> Iterator[Row]:
