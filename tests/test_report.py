@@ -12,6 +12,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from matplotlib.text import Annotation
 from rich.console import Console
 
 from lightning_deba import DEBA, EpochRecord, Grant, Hold
@@ -490,6 +491,22 @@ def test_plots_return_their_axes_and_leave_nothing_open(calm):
     assert {ax.get_xlabel() for ax in drawn} == {"samples seen"}
     assert len(plot_history(history, grants, thresholds={"confidence": 1.0}).axes) == 6
     assert pyplot.get_fignums() == []
+
+
+def test_each_change_is_marked_with_the_epoch_after_which_it_came(calm):
+    history, grants = calm
+    ax = plot_batch_size(history)
+    changed = [grant.epoch for grant in grants[:-1] if grant.batch_size != history[grant.epoch].batch_size]
+    assert [text.get_text() for text in ax.texts if not isinstance(text, Annotation)] == list(map(str, changed))
+    assert all(isinstance(text, Annotation) for text in plot_batch_size(history, label="one of several").texts)
+
+
+def test_a_change_that_no_epoch_came_after_says_so(tmp_path, calm):
+    history, grants = calm
+    last = next(grant.epoch for grant in grants if grant.batch_size != history[grant.epoch].batch_size)
+    cut = write_run(tmp_path / "cut", history[: last + 1], grants[: last + 1])
+    assert Page(write_report(cut)).text.count("The training ended here.") == 1
+    assert "The training ended here." not in Page(write_report(write_run(tmp_path, history[:2], grants[:2]))).text
 
 
 def test_batch_size_axis_is_in_plain_octaves(calm):

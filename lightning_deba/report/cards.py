@@ -43,7 +43,8 @@ VARIABLES = {figures.INK: "ink", figures.MUTED: "muted", figures.GRID: "grid"} |
 }
 
 _CAPTIONS = {
-    "batch size": "Samples per optimizer step, against samples seen. Triangles mark the changes.",
+    "batch size": "Samples per optimizer step, against samples seen. Triangles mark the changes; a number beside one "
+    "is the epoch after which it came.",
     "training loss": "Mean training loss of each epoch, against samples seen.",
     "training time": "Time spent training, validation not counted, against samples seen. Flatter is faster.",
     "confidence": "Component variance of the gradient over its median in the window, against samples seen. "

@@ -15,6 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Annotation
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MultipleLocator, NullLocator
+from matplotlib.transforms import ScaledTranslation
 
 from lightning_deba.records import Grant, History
 from lightning_deba.report.series import (
@@ -37,6 +38,7 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (4, 1.6), (1.2, 1.2), (6, 1.6, 1.2,
 
 SIZE = (4.3, 2.6)
 # Steps between ticks of a time axis, in seconds: round in seconds, minutes, hours or days.
+_MOST_NAMED = 12  # changes whose epochs have room beside their triangles
 _TIME_STEPS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400]
 
 
@@ -65,6 +67,10 @@ def plot_batch_size(history: History, *, ax: Axes | None = None, label: str | No
     for t in changes(history):
         marker = "^" if sizes[t] > sizes[t - 1] else "v"
         ax.plot(edges[t], sizes[t], marker, color=color, markersize=4.5, gid=f"change-{history[t].epoch}")
+        if label is None and len(changes(history)) <= _MOST_NAMED:
+            beside = ax.transData + ScaledTranslation(-4 / 72, 1 / 72, ax.figure.dpi_scale_trans)
+            after = str(history[t - 1].epoch)
+            ax.text(edges[t], sizes[t], after, transform=beside, ha="right", color=MUTED, size=7)
     _octaves(ax)
     _mark(ax, edges[-1], sizes[-1], f"{sizes[-1]:,}", color)
     return ax

@@ -34,12 +34,14 @@ class Log(NamedTuple):
         notable: Number of decisions that say something new.
         total: Number of all decisions.
         note: What is said of decisions that are not listed.
+        unused: Whether the last decision changed the batch size, and no epoch came after it.
     """
 
     entries: list[tuple[str, Row]]
     notable: int
     total: int
     note: str
+    unused: bool
 
 
 def write_report(runs: Sequence[Path | str] | Path | str, output: Path | str | None = None) -> Path:
@@ -189,11 +191,12 @@ def _logs(runs: Sequence[Run]) -> list[Log]:
     tables = [decision_rows(run.history, run.decisions) for run in runs]
     crowded = sum(map(len, tables)) > _MOST_ROWS
     logs = []
-    for rows in tables:
+    for run, rows in zip(runs, tables, strict=True):
         notable = [row for row in rows if row.notable]
         listed = notable[: _MOST_ROWS // len(runs)] if crowded else rows
         note = f"{len(listed):,} of {len(rows):,} decisions are listed; `history.jsonl` holds them all."
-        logs.append(Log(_entries(listed), len(notable), len(rows), note if len(listed) < len(rows) else ""))
+        unused = bool(listed) and listed[-1] is rows[-1] and rows[-1].granted != run.history[-1].batch_size
+        logs.append(Log(_entries(listed), len(notable), len(rows), note if len(listed) < len(rows) else "", unused))
     return logs
 
 
