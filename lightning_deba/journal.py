@@ -149,9 +149,9 @@ def sentence(before: int, decided: Grant) -> str:
 
     Example:
         >>> sentence(64, Grant(epoch=4, proposed=96, batch_size=80, reason="calm", limits="`max_batch_size` is 80"))
-        'Epoch 4: batch size 64 -> 80 (96 was proposed; `max_batch_size` is 80). calm'
+        'After epoch 4: batch size 64 -> 80 (96 was proposed; `max_batch_size` is 80). calm'
         >>> sentence(64, Grant(epoch=4, proposed=64, batch_size=64, reason="cooldown"))
-        'Epoch 4: batch size 64 stays. cooldown'
+        'After epoch 4: batch size 64 stays. cooldown'
     """
     change = f"{before} -> {decided.batch_size}" if decided.batch_size != before else f"{before} stays"
     asked = f" ({decided.proposed} was proposed; {decided.limits})" if decided.limits else ""
