@@ -28,8 +28,8 @@ from lightning_deba.comparison.page import write_comparison_report
 from lightning_deba.comparison.runs import Run, load_runs, shipped_runs, write_runs
 from lightning_deba.comparison.words import missing as missing_runs
 from lightning_deba.report.figures import COLORS, INK, MUTED
+from tests.browser import NOTHING, browse, in_a_browser
 from tests.evidence import comparison as evidence
-from tests.test_profile_report import NOTHING, browse, in_a_browser
 from tests.test_report import Page
 
 # Share of the baseline's time, points of accuracy more, and the batch sizes that a run goes through.

@@ -1,12 +1,8 @@
 """The page and the figures of a characterization: they show what was found, and nothing in a file becomes markup."""
 
-import html
 import math
-import os
 import random
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 
 import matplotlib
@@ -25,6 +21,7 @@ from lightning_deba.report import (
     write_profile_report,
 )
 from lightning_deba.report.figures import COLORS, MUTED
+from tests.browser import browse, guarded, in_a_browser, width_of
 from tests.test_report import Page
 
 RISING = ThroughputCurve({16: 0.1, 32: 0.12, 64: 0.17, 128: 0.28, 256: 0.5}, device="cpu")
@@ -221,49 +218,22 @@ def test_the_output_may_be_a_directory_or_lie_in_a_new_one(found, tmp_path):
 
 # In a browser
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-# Whatever the page would load is refused, and the refusal is told on the console.
-NOTHING = """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">"""
-
-
-def browse(path, tmp_path, *flags):
-    """Opens a page in headless Chromium; returns the document as it is then, and the lines of its console."""
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'chromium'}"]
-    command += ["--enable-logging=stderr", "--dump-dom", *flags, path.as_uri()]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env={**os.environ, "HOME": str(tmp_path)}
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
 
 @in_a_browser
 def test_a_browser_has_nothing_to_complain_of_and_nothing_to_load(found, tmp_path):
     source = write_profile_report(found, tmp_path / "page.html", preset="a: 1").read_text(encoding="utf-8")
-    guarded = tmp_path / "guarded.html"
-    guarded.write_text(source.replace("<head>", f"<head>{NOTHING}"), encoding="utf-8")
-    document, console = browse(guarded, tmp_path)
+    document, console = browse(guarded(source, tmp_path), tmp_path)
     assert console == []
     assert document.count("<figure>") == 6
-    guarded.write_text(
-        guarded.read_text(encoding="utf-8").replace("<main>", '<main><img src="x.png">'), encoding="utf-8"
-    )
-    assert len(browse(guarded, tmp_path)[1]) == 1, "the guard itself works"
+    loading = source.replace("<main>", '<main><img src="x.png">')
+    assert len(browse(guarded(loading, tmp_path), tmp_path)[1]) == 1, "the guard itself works"
 
 
 @in_a_browser
 @pytest.mark.parametrize("width", [320, 390, 1200])
 def test_no_page_is_wider_than_its_window(found, tmp_path, width):
     source = write_profile_report(found, tmp_path / "page.html", preset="a: " + "b" * 300).read_text(encoding="utf-8")
-    frame = tmp_path / "frame.html"
-    frame.write_text(
-        f'<iframe style="width:{width}px;height:900px" srcdoc="{html.escape(source)}" onload="document.title = '
-        'this.contentDocument.documentElement.scrollWidth"></iframe>',
-        encoding="utf-8",
-    )
-    document, _ = browse(frame, tmp_path)
-    assert int(re.search(r"<title>(\d+)</title>", document)[1]) <= width
+    assert width_of(source, width, tmp_path) <= width
 
 
 # Figures

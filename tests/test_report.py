@@ -29,6 +29,7 @@ from lightning_deba.report import (
 )
 from lightning_deba.report.runs import read_runs
 from lightning_deba.report.series import signal_series, signal_thresholds
+from tests.browser import browse, guarded, in_a_browser, width_of
 
 VOID = {"meta", "input", "br", "hr", "img", "link"}
 
@@ -150,6 +151,27 @@ def printed(table, width=80):
 @pytest.fixture
 def calm():
     return simulate(DEBA(cooldown=2), largest=256)
+
+
+# In a browser
+
+
+@in_a_browser
+def test_a_browser_has_nothing_to_complain_of_and_shows_every_decision(tmp_path, calm):
+    source = write_report(write_run(tmp_path, *calm)).read_text(encoding="utf-8")
+    document, console = browse(guarded(source, tmp_path), tmp_path)
+    assert console == []
+    (tmp_path / "shown.html").write_text(document, encoding="utf-8")
+    history, grants = calm
+    expected = [shown(grant, record.batch_size) for grant, record in zip(grants, history, strict=True)]
+    assert Page(tmp_path / "shown.html").logs == [expected]
+
+
+@in_a_browser
+@pytest.mark.parametrize("width", [320, 1200])
+def test_no_page_of_a_run_is_wider_than_its_window(width, tmp_path, calm):
+    source = write_report(write_run(tmp_path, *calm, about(DEBA()))).read_text(encoding="utf-8")
+    assert width_of(source, width, tmp_path) <= width
 
 
 # The page
