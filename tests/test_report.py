@@ -473,6 +473,15 @@ def test_the_table_shows_every_epoch_of_a_short_run(calm):
     assert "not 364: `max_batch_size` is 256" in " ".join(" ".join(lines).split())
 
 
+def test_the_table_has_room_for_three_signals_and_every_number():
+    names = ["noise_scale_above", "step_overhead", "seconds_per_sample", "goodput_gain", "noise_scale", "x"]
+    history = [EpochRecord(t, 32, 32, optimizer_steps=1000, loss=0.123) for t in range(4)]
+    grants = [Grant(t, 32, 32, "hold: " + "evidence " * 30, signals=dict.fromkeys(names, 123.456)) for t in range(4)]
+    lines = printed(summary_table(history, grants))
+    assert lines[0].split() == ["epoch", "batch", "steps", "loss", "gain", "noise", "noise_scale…", "decision"]
+    assert all(row.split()[:7] == [str(t), "32", "1000", "0.123", *["123.456"] * 3] for t, row in enumerate(lines[2:6]))
+
+
 def test_the_table_of_a_long_run_keeps_to_what_changed():
     history, grants = simulate(DEBA(), 300)
     lines = printed(summary_table(history, grants))

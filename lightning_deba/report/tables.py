@@ -20,7 +20,16 @@ __all__ = ["Row", "decision_rows", "summary_table"]
 
 # Longer runs are cut down to the epochs that matter.
 _LONG = 40
-_SHORT_NAMES = {"confidence": "conf", "gradient_norm_variation": "dN", "loss_variation": "dL"}
+_SHORT_NAMES = {
+    "confidence": "conf",
+    "gradient_norm_variation": "dN",
+    "loss_variation": "dL",
+    "noise_scale": "noise",
+    "efficiency": "eff",
+    "goodput_gain": "gain",
+}
+_MOST_SIGNALS = 3
+"""More would leave no room in a terminal of 80 characters; those with a short name come first."""
 
 
 class Row(NamedTuple):
@@ -74,7 +83,8 @@ def decision_rows(history: History, decisions: Sequence[Grant]) -> list[Row]:
 def summary_table(history: History, decisions: Sequence[Grant] = (), *, window: int | None = 15) -> Table:
     """Lays out a run for the terminal: what each epoch measured, and what was decided at its end.
 
-    Of a run over 40 epochs it shows the first and the last epoch, and those where something changed.
+    Of a run over 40 epochs it shows the first and the last epoch, and those where something changed. Of the signals
+    it shows three; the history has them all.
 
     Args:
         history: The records of a run, in order.
@@ -91,7 +101,8 @@ def summary_table(history: History, decisions: Sequence[Grant] = (), *, window: 
         ['epoch', 'batch', 'steps', 'loss', 'decision']
     """
     rows = {row.epoch: row for row in decision_rows(history, decisions)}
-    series = signal_series(history, decisions, window)
+    found = signal_series(history, decisions, window)
+    series = {name: found[name] for name in sorted(found, key=lambda name: name not in _SHORT_NAMES)[:_MOST_SIGNALS]}
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, collapse_padding=True)
     for name in ("epoch", "batch", "steps", "loss", *(_SHORT_NAMES.get(n, clean(n, 12)) for n in series)):
         table.add_column(Text(name), justify="right", no_wrap=True)
