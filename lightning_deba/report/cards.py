@@ -53,6 +53,17 @@ _CAPTIONS = {
     "seen. Below the threshold (dotted) gradients count as stable.",
     "loss_variation": "Relative change of the training loss since the epoch before, against samples seen. "
     "Below the threshold (dotted) the loss counts as stable.",
+    "noise_scale": "Simple noise scale in samples, where it is determined: about the batch size beyond which more "
+    "samples hardly make a better step.",
+    "noise_scale_above": "What the noise scale exceeds, in samples, where it is undetermined: far above the batch.",
+    "noise_scale_error": "Standard error of the noise scale, in samples.",
+    "step_overhead": "Seconds of an optimizer step whatever the batch size, fitted to the times of the run.",
+    "seconds_per_sample": "Seconds that each further sample adds to a step, fitted likewise.",
+    "efficiency": "What a sample is worth at this batch size, against one at the first size.",
+    "goodput_gain": "Share of progress per second that the best other batch size would gain. From 0.05 on it is taken.",
+    "cabs_batch_size": "Batch size that the gradient's covariance and the loss ask for.",
+    "gradient_error": "Error of the gradient as a share of its norm.",
+    "cosine": "Expected cosine of the gradients of the batch's two halves.",
 }
 
 
@@ -90,7 +101,8 @@ def _card(title: str, runs: Sequence[Run], plot: Callable[..., Axes]) -> Card:
 
     def draw(ax: Axes) -> None:
         for number, run in enumerate(runs):
-            plot(run.history, ax=ax, run=number)
+            # With a name, its changes leave out their epochs, which are too many in one figure.
+            plot(run.history, ax=ax, run=number, label=run.name if len(runs) > 1 else None)
 
     return draw_card(title, _CAPTIONS[title], draw, _tooltips(runs))
 
