@@ -244,7 +244,7 @@ def test_the_command_tells_of_failures_after_the_table(tmp_path, capsys):
     [
         ("digits", 1, 2, 2),
         ("paper", 6, 2, 3),
-        ("strong", 3, 16, 3),
+        ("strong", 3, 17, 3),
         ("ablations", 2, 8, 3),
         ("cifar10", 6, 8, 5),
         ("cifar100", 6, 8, 5),

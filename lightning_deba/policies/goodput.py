@@ -95,9 +95,11 @@ class Goodput:
 
     Candidates are the present size times powers of sqrt(2), from B_0 (below which the paper does not go) to
     `largest` times B_0, and at most `max_jump` away. The best is taken if it gains `min_gain`. How sure
-    is B_s? A larger size has to pay at the lower end of its interval, a smaller one at the upper end: so a jump
-    goes no further than what is known carries it, and on constant statistics the policy comes to rest. Where B_s is
-    only known to exceed a size (`noise_scale_above`), as with a batch far below it, that is the lower end.
+    is B_s? A larger size has to pay at the lower end of the interval of one standard error about it, a smaller one at
+    the upper end: so a jump goes no further than what is known carries it, and on constant statistics the policy
+    comes to rest. One error and not two: a change that was wrong is taken back, and one that was not made costs
+    every epoch. Where B_s is only known to exceed a size (`noise_scale_above`), as with a batch far below it, that
+    is the lower end.
 
     One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is
     at least the present size: if all the time is overhead, that gains a third at least; if none is, it costs
@@ -170,8 +172,10 @@ class Goodput:
         return self._best(size, history[0].batch_size, noise, step_time)
 
     def _best(self, size: int, first: int, noise: NoiseEstimate, step_time: StepTime) -> Decision:
+        low, high = _ends(noise)
+
         def gain(candidate: int) -> float:
-            scale = noise.lower if candidate > size else noise.upper
+            scale = low if candidate > size else high
             faster = step_time.throughput(candidate) / step_time.throughput(size)
             return faster * (1.0 if math.isinf(scale) else (scale + size) / (scale + candidate)) - 1
 
@@ -183,8 +187,8 @@ class Goodput:
             "efficiency": (noise.value + first) / (noise.value + size),
             "goodput_gain": gain(best),
         }
-        end = "lower" if best > size else "upper"
-        evidence = f"{best} gains {gain(best):.1%} by the {end} end of {noise}, {step_time}"
+        end = f"{low:.4g}, the lower" if best > size else f"{high:.4g}, the upper"
+        evidence = f"{best} gains {gain(best):.1%} at {end} end of {noise}, {step_time}"
         if best == size or gain(best) < self.min_gain:
             return Decision(size, f"hold: {evidence}", signals)
         return Decision(best, f"{'increase' if best > size else 'decrease'}: {evidence}", signals)
@@ -199,9 +203,17 @@ class Goodput:
         return [(size, size / rate) for size, rate in (self.throughput or {}).items()]
 
 
+def _ends(noise: NoiseEstimate) -> tuple[float, float]:
+    """Returns the ends of the interval of one standard error; where there is only a lower end, that and infinity."""
+    if not noise.bounded:
+        return noise.value, math.inf
+    return max(0.0, noise.value - noise.error), noise.value + noise.error
+
+
 def _explore(size: int, limit: float, noise: NoiseEstimate) -> Decision:
     """Doubles a batch size that is the only one timed, where there is more to gain than to lose."""
-    evidence = f"step times at one size have no slope, {noise}, whose lower end is {noise.lower:.4g}"
-    if noise.lower >= size and 2 * size <= limit:
+    low, _ = _ends(noise)
+    evidence = f"step times at one size have no slope, {noise}, whose lower end is {low:.4g}"
+    if low >= size and 2 * size <= limit:
         return Decision(2 * size, f"increase to explore: {evidence}", noise.signals())
     return Decision(size, f"hold: {evidence}", noise.signals())

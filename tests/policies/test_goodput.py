@@ -131,19 +131,18 @@ def test_on_constant_statistics_it_comes_to_rest_near_the_optimum(world, first):
 
 def test_its_way():
     world = World(covariance=1000.0, overhead=0.02, per_sample=0.0001, error=0.1)
-    # The optimum is at sqrt(0.02 / 0.0001 * 1000) = 447. From 256, 362 gains 4.97 % by the lower end after 3 epochs,
-    # which is 885, and 5.2 % after 4, when it is 900.
+    # The optimum is at sqrt(0.02 / 0.0001 * 1000) = 447, between two candidates.
     history, decisions = world.run(Goodput(), 8)
-    assert flat([record.batch_size for record in history]) == [(32, 1), (64, 1), (256, 2), (362, 4)]
+    assert flat([record.batch_size for record in history]) == [(32, 1), (64, 1), (256, 1), (512, 5)]
     assert decisions[0].reason == (
         "increase to explore: step times at one size have no slope, noise scale 1000 +- 1e+02 (1 epoch), "
-        "whose lower end is 800"
+        "whose lower end is 900"
     )
     assert decisions[1].reason.startswith("increase: 256 gains ")
-    assert decisions[-1].reason.startswith("hold: 512 gains ")
+    assert decisions[-1].reason.startswith("hold: 362 gains -0.9% at 1045, the upper end of noise scale 1000 +- 45")
     assert decisions[-1].signals["step_overhead"] == pytest.approx(0.02)
     assert decisions[-1].signals["seconds_per_sample"] == pytest.approx(0.0001)
-    assert decisions[-1].signals["efficiency"] == pytest.approx(1032 / 1362)
+    assert decisions[-1].signals["efficiency"] == pytest.approx(1032 / 1512)
 
 
 def test_where_the_curve_is_flat_it_looks_once_and_goes_back():
@@ -158,11 +157,11 @@ def test_it_follows_a_growing_noise_scale_and_never_goes_below_the_first_size():
     assert sizes[-1] > 400
     falling = World(covariance=20000.0, growth=0.6, error=0.05).sizes(Goodput(), 25, start=16)
     assert max(falling) > 400
-    assert falling[-1] == 32  # 16 would gain less than 5 %: there is the overhead
+    assert falling[-1] == 22  # 16 would gain less than 5 %: there is the overhead
 
 
 @pytest.mark.parametrize(
-    ("noise", "error", "expected"), [(39.0, 0.1, 32), (41.0, 0.1, 64), (159.0, 0.4, 32), (161.0, 0.4, 64)]
+    ("noise", "error", "expected"), [(35.0, 0.1, 32), (36.0, 0.1, 64), (53.0, 0.4, 32), (54.0, 0.4, 64)]
 )
 def test_one_size_is_left_only_where_the_lower_end_of_the_noise_scale_carries_it(noise, error, expected):
     assert Goodput()(with_sizes(World(covariance=noise, error=error), 32)).batch_size == expected
@@ -178,7 +177,7 @@ def test_exploring_costs_a_third_at_most_and_can_gain_a_third_at_least():
 def test_the_less_is_known_of_the_noise_the_shorter_the_jump():
     decided = [
         Goodput()(with_sizes(World(covariance=1000.0, error=error), 32, 64)).batch_size
-        for error in (0.01, 0.3, 0.6, 0.7)
+        for error in (0.01, 0.5, 1.0, 1.35)
     ]
     assert decided == sorted(decided, reverse=True)
     assert decided[0] == 256
