@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import logging
@@ -332,6 +333,9 @@ def test_what_is_saved_for_no_logger_goes_to_none(tmp_path):
     assert "batch_size_scheduler/max_batch_size" in read_csv(logger).parameters
 
 
+@pytest.mark.skipif(
+    "enable_autolog_hparams" not in inspect.signature(Trainer).parameters, reason="Lightning has it from 2.5.1 on"
+)
 def test_without_autolog_no_hyper_parameters_are_told(tmp_path):
     logger = csv_in(tmp_path)
     fit(tmp_path, logger, enable_autolog_hparams=False)

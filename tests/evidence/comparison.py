@@ -16,7 +16,7 @@ from lightning_deba.comparison.page import write_comparison_report
 from lightning_deba.comparison.runs import load_runs, shipped_runs, write_runs
 
 BASELINE = "fixed_16"
-ARMS = ("deba", "noise_scale", "goodput", "adabatch")
+ARMS = ("deba", "noise_scale", "goodput", "goodput_at_one_rate")
 SHIPPED = Path(__file__).parents[2] / "lightning_deba" / "comparison" / "evidence" / "fashion_mnist.jsonl"
 
 

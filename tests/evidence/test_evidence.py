@@ -8,6 +8,7 @@ import pytest
 
 from lightning_deba import DEBA
 from lightning_deba.presets import evidence, get_preset, list_evidence
+from tests.evidence import comparison
 from tests.evidence.table import PAPER, held_out, saving, table
 
 README = Path(__file__).parents[2] / "README.md"
@@ -72,3 +73,9 @@ def test_the_verdict_is_right_for_five_of_six_on_other_seeds():
         worth_it = real >= 0.05
         right += abs(predicted.saving - real) <= 0.15 and worth_it == (predicted.word != "don't adapt")
     assert right >= 5
+
+
+def test_the_readme_s_comparison_is_that_of_the_runs():
+    text = README.read_text(encoding="utf-8")
+    begin, end = text.index("<!-- comparison -->"), text.index("<!-- /comparison -->")
+    assert text[begin:end].split("-->", 1)[1].strip() == comparison.table()
