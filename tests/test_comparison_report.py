@@ -18,7 +18,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from lightning_deba.comparison import page as pages
-from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_payoff
+from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_comparison
 from lightning_deba.comparison.gains import Gain, best_fixed, fixed_sizes, gains
 from lightning_deba.comparison.grid import Grid
 from lightning_deba.comparison.intervals import Interval
@@ -322,7 +322,7 @@ def test_a_metric_that_is_no_number_leaves_its_epochs_out():
 
 
 def test_a_point_is_where_its_gains_are_with_its_intervals(runs):
-    ax = plot_payoff(runs, baseline="fixed_16")
+    ax = plot_comparison(runs, baseline="fixed_16")
     found = gains(measure(runs, "fixed_16"), "fixed_16")
     points = {line.get_gid(): line for line in ax.get_lines() if (line.get_gid() or "").startswith("change-")}
     assert len(points) == len(found) == len(ARMS) - 1
@@ -344,7 +344,7 @@ def test_a_point_is_where_its_gains_are_with_its_intervals(runs):
 
 
 def test_one_seed_has_a_point_and_no_interval():
-    ax = plot_payoff(a_grid(seeds=1), baseline="fixed_16")
+    ax = plot_comparison(a_grid(seeds=1), baseline="fixed_16")
     points = [line for line in ax.get_lines() if (line.get_gid() or "").startswith("change-")]
     assert len(points) == 7
     assert {point.get_markerfacecolor() for point in points} == {"none"}
@@ -357,7 +357,7 @@ def test_figures_take_axes_or_make_their_own_and_leave_nothing_open(runs):
     for plot, names in (
         (plot_accuracy, {}),
         (plot_batch_sizes, {"arms": ["deba"]}),
-        (plot_payoff, {"baseline": "fixed_16"}),
+        (plot_comparison, {"baseline": "fixed_16"}),
     ):
         ax = Figure().add_subplot()
         assert plot(runs, ax, **names) is ax
@@ -365,7 +365,7 @@ def test_figures_take_axes_or_make_their_own_and_leave_nothing_open(runs):
     assert pyplot.get_fignums() == []
 
 
-@pytest.mark.parametrize("plot", [plot_accuracy, plot_batch_sizes, plot_payoff])
+@pytest.mark.parametrize("plot", [plot_accuracy, plot_batch_sizes, plot_comparison])
 def test_what_cannot_be_drawn_is_refused(plot, runs):
     with pytest.raises(ValueError, match="`runs` must be one or more of one model, got none"):
         plot([], baseline="fixed_16")

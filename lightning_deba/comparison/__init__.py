@@ -6,7 +6,7 @@ a row a run, and `summarize` into medians with intervals, paired by seed with a 
 
 from lightning_deba.comparison.cluster import RayEngine
 from lightning_deba.comparison.comparison import Comparison, Engine, compare
-from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_payoff
+from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_comparison
 from lightning_deba.comparison.gains import Gain, best_fixed, fixed_sizes, gains
 from lightning_deba.comparison.grid import Arm, Grid, Job
 from lightning_deba.comparison.intervals import Interval, interval_of_median, verdict
@@ -44,7 +44,7 @@ __all__ = [
     "measure",
     "plot_accuracy",
     "plot_batch_sizes",
-    "plot_payoff",
+    "plot_comparison",
     "shipped_runs",
     "summarize",
     "verdict",

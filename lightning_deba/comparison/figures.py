@@ -24,7 +24,7 @@ from lightning_deba.report.policy_figures import End, arm_style, name_ends, octa
 from lightning_deba.report.profile_figures import dressed
 from lightning_deba.report.series import clean, drawable
 
-__all__ = ["plot_accuracy", "plot_batch_sizes", "plot_payoff"]
+__all__ = ["plot_accuracy", "plot_batch_sizes", "plot_comparison"]
 
 # Of a thousand epochs no more are seen, and a page would be ten times as large.
 _MOST_POINTS = 40
@@ -124,7 +124,7 @@ def plot_batch_sizes(
     return ax
 
 
-def plot_payoff(runs: Sequence[Run], ax: Axes | None = None, *, baseline: str) -> Axes:
+def plot_comparison(runs: Sequence[Run], ax: Axes | None = None, *, baseline: str) -> Axes:
     """Draws whether it pays: what each arm gains over the baseline, in time and in accuracy at once.
 
     Left is faster, up is more accurate; bars are the intervals, and 0 is the baseline. Policies are circles, fixed
@@ -145,7 +145,7 @@ def plot_payoff(runs: Sequence[Run], ax: Axes | None = None, *, baseline: str) -
     Example:
         >>> from lightning_deba.comparison.runs import shipped_runs
         >>> runs = [run for run in shipped_runs() if run.model == "resnet18"]
-        >>> plot_payoff(runs, baseline="fixed_16").get_xlabel()
+        >>> plot_comparison(runs, baseline="fixed_16").get_xlabel()
         'training time against fixed_16'
     """
     _by_arm(runs, None, baseline)

@@ -9,7 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_payoff
+from lightning_deba.comparison.figures import plot_accuracy, plot_batch_sizes, plot_comparison
 from lightning_deba.comparison.gains import Gain, best_fixed, fixed_sizes, gains, ordered_arms
 from lightning_deba.comparison.grid import Job
 from lightning_deba.comparison.measures import measure
@@ -156,7 +156,7 @@ def _payoff(runs: Sequence[Run], found: Sequence[Gain], baseline: str) -> Card |
         f"time and accuracy on {clean(runs[0].model, 40)}",
         f"What each arm gains over {clean(baseline, 40)}, with {'its interval' if found[0].pairs > 1 else 'one seed'}. "
         "Left is faster, up is more accurate.",
-        partial(plot_payoff, runs, baseline=baseline),
+        partial(plot_comparison, runs, baseline=baseline),
         [f"{clean(gain.arm, 40)}: {told(gain)}" for gain in found],
         size=(_WIDTH, max(_LEAST, 0.15 * len(found))),  # each has its name
     )
