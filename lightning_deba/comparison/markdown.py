@@ -61,6 +61,8 @@ def _markdown_row(runs: Sequence[Run], model: str, baseline: str, arms: Sequence
     accuracy, seconds = median_of(base, accuracy_name(rows)), median_of(base, "processor_seconds")
     first = f"{accuracy:.1%}, {duration(seconds)}" if base else "–"
     best = f"{bar}: {_markdown_cell(found[bar])}" if bar in found else bar or "–"
+    if len(fixed_sizes(mine, model)) < 2:
+        best = "no other was run"
     return [model, first.replace("%", " %"), best, *(_markdown_cell(found[a]) if a in found else "–" for a in arms)]
 
 
