@@ -235,6 +235,8 @@ LESS, NONE, MORE = Interval(-0.2, -0.3, -0.1), Interval(0.1, -0.1, 0.3), Interva
         (LESS, MORE, "pays"),
         (LESS, NONE, "pays"),
         (NONE, MORE, "pays"),
+        (LESS, Interval(-0.006, -0.02, 0.01), "trade"),  # a loss that is likely, and not certain
+        (LESS, Interval(-0.004, -0.02, 0.01), "pays"),
         (LESS, LESS, "trade"),
         (MORE, MORE, "trade"),
         (NONE, NONE, "no difference"),

@@ -14,7 +14,7 @@ from lightning_deba.comparison.runs import Run
 __all__ = ["Gain", "accuracy_name", "best_fixed", "fixed_sizes", "gains", "ordered_arms"]
 
 TOLERANCE = 0.005
-"""What a fixed batch size may lose of the baseline's accuracy to be a bar: half a point."""
+"""What may be lost of the baseline's accuracy, in the median: half a point."""
 
 
 class Gain(NamedTuple):
@@ -40,7 +40,8 @@ class Gain(NamedTuple):
         """What both differences come to, each counted only where its interval does not contain 0.
 
         - "pays": faster and not less accurate, or more accurate and not slower;
-        - "trade": faster and less accurate, or slower and more accurate;
+        - "trade": faster and less accurate, or slower and more accurate; also faster where the median of the accuracy
+          is lower by more than half a point, though that is not certain: few seeds must not hide a loss;
         - "worse": slower and not more accurate, or less accurate and not faster;
         - "no difference": neither;
         - "one seed": no interval can be had.
@@ -50,7 +51,7 @@ class Gain(NamedTuple):
         good = verdict(self.time) == "less", verdict(self.accuracy) == "more"
         bad = verdict(self.time) == "more", verdict(self.accuracy) == "less"
         if any(good):
-            return "trade" if any(bad) else "pays"
+            return "trade" if any(bad) or self.accuracy.value < -TOLERANCE else "pays"
         return "worse" if any(bad) else "no difference"
 
 
