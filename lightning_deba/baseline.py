@@ -169,7 +169,7 @@ def fit_once(
 ) -> list[EpochRecord]:
     """Trains one seed in its own directory, or goes on where it was stopped, and returns the history."""
     directory.mkdir(parents=True, exist_ok=True)
-    done = _history_in(directory)
+    done = read_history(directory, running=True).history
     if len(done) >= epochs:
         return done[:epochs]
     seed_everything(seed, workers=True, verbose=False)
@@ -192,8 +192,3 @@ def fit_once(
     trainer.fit(module_factory(), datamodule=datamodule, ckpt_path=str(checkpoint) if checkpoint.exists() else None)
     checkpoint.unlink(missing_ok=True)
     return scheduler.history
-
-
-def _history_in(directory: Path) -> list[EpochRecord]:
-    path = directory / "history.jsonl"
-    return read_history(path).history if path.exists() and path.stat().st_size else []

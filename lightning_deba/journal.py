@@ -23,6 +23,7 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, W
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from lightning_deba.actuators import user_parameters
 from lightning_deba.policies import BatchSizePolicy
 from lightning_deba.presets import Preset
 from lightning_deba.records import EpochRecord, Grant, History, RunWriter
@@ -94,17 +95,10 @@ def log_hyper_parameters(trainer: Trainer, run: Mapping[str, Any]) -> None:
     """
     if not trainer.is_global_zero or not getattr(trainer, "enable_autolog_hparams", True):  # from 2.5.1 on
         return
-    parameters = {PREFIX: hyper_parameters(run), **_of_the_user(trainer)}
+    parameters = {PREFIX: hyper_parameters(run), **user_parameters(trainer)}
     for logger in trainer.loggers:
         with _costs_no_run(logger, "hyper-parameters"):
             logger.log_hyperparams(parameters)
-
-
-def _of_the_user(trainer: Trainer) -> dict[str, Any]:
-    """Returns the hyper-parameters that Lightning is about to log; those saved with ``logger=False`` are not."""
-    owners = [owner for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)) if owner is not None]
-    saved = (owner.hparams_initial.items() for owner in owners if owner._log_hyperparams)
-    return {name: value for items in saved for name, value in items if name != "_class_path"}
 
 
 # What was measured and decided

@@ -219,11 +219,13 @@ class HistoryFile(NamedTuple):
     problems: list[str]
 
 
-def read_history(path: str | Path) -> HistoryFile:
+def read_history(path: str | Path, *, running: bool = False) -> HistoryFile:
     """Reads a ``history.jsonl``. Readable lines are used, the rest is named in `problems`.
 
     Args:
         path: The file, or the directory of a run that holds a ``history.jsonl``.
+        running: Whether it may be in the middle of being written. Then a last line without its end is left for the
+            next time, and no file, or an empty one, is a run before its first epoch's end.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -239,24 +241,29 @@ def read_history(path: str | Path) -> HistoryFile:
     path = Path(path)
     if path.is_dir():
         path = path / "history.jsonl"
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"No history at '{path}'. A run writes `history.jsonl` into its log directory: pass that."
-        )
+    try:
+        # A file cut off in the middle of a character must not cost the lines before it.
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        if not running:
+            raise FileNotFoundError(
+                f"No history at '{path}'. A run writes `history.jsonl` into its log directory: pass that."
+            ) from None
+        lines = []
     read = HistoryFile([], [], [])
-    # A file cut off in the middle of a character must not cost the lines before it.
-    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             record, grant = from_line(line)
         except ValueError as error:
-            read.problems.append(f"line {number} of '{path}' is not an epoch's record: {error}")
+            if not (running and number == len(lines)):
+                read.problems.append(f"line {number} of '{path}' is not an epoch's record: {error}")
             continue
         read.history.append(record)
         if grant is not None:
             read.decisions.append(grant)
-    if not read.history:
+    if not read.history and (read.problems or not running):
         found = read.problems[0] if read.problems else "the file is empty"
         raise ValueError(f"No epoch can be read from '{path}': {found}.")
     return read

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lightning_deba import EpochRecord, Grant
+from lightning_deba import EpochRecord, Grant, read_history
 from lightning_deba.cli import main, watching
-from lightning_deba.cli.watching import BLOCKS, find_history, follow, layout, read_so_far, sparkline
+from lightning_deba.cli.watching import BLOCKS, find_history, follow, layout, sparkline
 from lightning_deba.records import RunWriter, to_line
 from tests.runs import run
 
@@ -121,7 +121,7 @@ def test_an_unfinished_line_is_left_for_the_next_time(folder):
     whole = line(0) + line(1)
     for end in range(len(whole) + 1):
         write(folder, whole[:end])
-        read = read_so_far(folder / "history.jsonl")
+        read = read_history(folder, running=True)
         # A last line is whole from its closing brace on.
         assert len(read.history) == sum(end >= last for last in (len(line(0)) - 1, len(whole) - 1))
         assert read.problems == []

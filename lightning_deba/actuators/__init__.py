@@ -27,6 +27,7 @@ from lightning_deba.actuators.internals import (
     micro_batch_size,
     reload_if_requested,
     skips_training,
+    user_parameters,
 )
 from lightning_deba.actuators.owner import Owner, set_before_loading
 from lightning_deba.actuators.ranks import check_ranks_agree, smallest_over_ranks
@@ -52,6 +53,7 @@ __all__ = [
     "set_before_loading",
     "skips_training",
     "smallest_over_ranks",
+    "user_parameters",
 ]
 
 

@@ -51,6 +51,13 @@ def data_ranks(trainer: Trainer) -> int:
     return int(shares.get("num_replicas", trainer.world_size))
 
 
+def user_parameters(trainer: Trainer) -> dict[str, Any]:
+    """Returns the hyper-parameters that Lightning is about to log; those saved with ``logger=False`` are not."""
+    owners = [owner for owner in (trainer.lightning_module, getattr(trainer, "datamodule", None)) if owner is not None]
+    saved = (owner.hparams_initial.items() for owner in owners if owner._log_hyperparams)
+    return {name: value for items in saved for name, value in items if name != "_class_path"}
+
+
 def micro_batches_per_step(trainer: Trainer) -> int:
     """Returns how many micro-batches make an optimizer step, over all ranks."""
     return data_ranks(trainer) * trainer.accumulate_grad_batches

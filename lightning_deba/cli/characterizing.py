@@ -92,7 +92,7 @@ class _Epochs(Callback):
     def __init__(self, epochs: int, seeds: int, directory: Path) -> None:
         self._columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._total = epochs * seeds
-        self._done = sum(_epochs_in(directory / f"seed-{seed}") for seed in range(seeds))
+        self._done = sum(len(read_history(directory / f"seed-{seed}", running=True).history) for seed in range(seeds))
 
     def __enter__(self) -> _Epochs:
         self._progress = Progress(*self._columns)
@@ -106,11 +106,6 @@ class _Epochs(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Moves on by an epoch."""
         self._progress.advance(self._task)
-
-
-def _epochs_in(directory: Path) -> int:
-    path = directory / "history.jsonl"
-    return len(read_history(path).history) if path.exists() and path.stat().st_size else 0
 
 
 def _write(found: Characterization, output: Path) -> None:

@@ -16,7 +16,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from lightning_deba.records import Grant, History, HistoryFile, from_line
+from lightning_deba.records import Grant, History, HistoryFile, read_history
 from lightning_deba.report.series import clean, drawable, duration, samples_seen, seconds_spent
 from lightning_deba.report.tables import Row, decision_rows
 
@@ -83,37 +83,6 @@ def find_history(run: Path) -> Path | None:
     raise FileNotFoundError(f"There is no '{run}' to watch. Pass a run's log directory, such as lightning_logs.")
 
 
-def read_so_far(path: Path) -> HistoryFile:
-    """Reads the whole lines of a history that may be in the middle of being written.
-
-    An unfinished last line is left for the next time: the beginning of a JSON object is never one itself.
-
-    Raises:
-        ValueError: If there are whole lines, and none of them is an epoch's record.
-    """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:  # a resumed run replaces it
-        text = ""
-    read = HistoryFile([], [], [])
-    *whole, unfinished = text.split("\n")
-    for number, line in enumerate([*whole, unfinished], start=1):
-        if not line.strip():
-            continue
-        try:
-            record, grant = from_line(line)
-        except ValueError as error:
-            if number <= len(whole):
-                read.problems.append(f"line {number} of '{path}' is not an epoch's record: {error}")
-            continue
-        read.history.append(record)
-        if grant is not None:
-            read.decisions.append(grant)
-    if read.problems and not read.history:
-        raise ValueError(f"No epoch can be read from '{path}': {read.problems[0]}")
-    return read
-
-
 def follow(run: Path, pause: Callable[[], None]) -> Iterator[View]:
     """Yields a run as it is, and again whenever it has changed, until it has ended.
 
@@ -143,7 +112,7 @@ def _now(run: Path) -> View:
     if path is None:
         return View(run, HistoryFile([], [], []), False)
     finished = _has_ended(path)  # before reading: afterwards the last epoch could be missing
-    return View(path, read_so_far(path), finished)
+    return View(path, read_history(path, running=True), finished)
 
 
 def _has_ended(path: Path) -> bool:

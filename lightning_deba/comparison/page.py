@@ -15,10 +15,10 @@ from lightning_deba.comparison.grid import Job
 from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.runs import Run
 from lightning_deba.comparison.table import Line, line_of
-from lightning_deba.comparison.words import about_bar, chance, count, failures, listed, missing, told
+from lightning_deba.comparison.words import about_bar, chance, failures, listed, missing, told
 from lightning_deba.report.cards import Card, draw_card
 from lightning_deba.report.page import render, save
-from lightning_deba.report.series import clean
+from lightning_deba.report.series import clean, count
 
 __all__ = ["write_comparison_report"]
 

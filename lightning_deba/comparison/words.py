@@ -13,7 +13,7 @@ from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.runs import Run
 from lightning_deba.report.series import clean, drawable
 
-__all__ = ["about_bar", "bounds", "chance", "count", "failures", "listed", "missing", "told"]
+__all__ = ["about_bar", "bounds", "chance", "failures", "listed", "missing", "told"]
 
 
 def about_bar(bar: str | None, baseline: str, found: Sequence[Gain]) -> str:
@@ -133,13 +133,3 @@ def bounds(interval: Interval, digits: int) -> str:
     if not all(map(drawable, interval)):
         return ""
     return " to ".join(signed(100 * bound, digits) for bound in interval[1:])
-
-
-def count(number: int, noun: str) -> str:
-    """Writes a number of things.
-
-    Example:
-        >>> count(1, "arm"), count(1200, "run")
-        ('1 arm', '1,200 runs')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

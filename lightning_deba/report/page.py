@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from lightning_deba.report.cards import VARIABLES, draw_cards
 from lightning_deba.report.figures import COLORS, DASHES, plot_history
 from lightning_deba.report.runs import Run, read_runs
-from lightning_deba.report.series import changes, duration, samples_seen, seconds_spent
+from lightning_deba.report.series import changes, count, duration, samples_seen, seconds_spent
 from lightning_deba.report.tables import Row, decision_rows
 
 __all__ = ["write_figure", "write_report"]
@@ -169,21 +169,17 @@ def _summary(run: Run) -> str:
     moves = len(changes(history))
     sizes = f"batch size {first:,} throughout"
     if moves:
-        sizes = f"batch size {first:,} → {last:,} in {_count(moves, 'change')}"
+        sizes = f"batch size {first:,} → {last:,} in {count(moves, 'change')}"
     parts = [
-        _count(len(history), "epoch"),
+        count(len(history), "epoch"),
         sizes,
-        _count(samples_seen(history)[-1], "sample"),
+        count(samples_seen(history)[-1], "sample"),
         f"{duration(seconds_spent(history)[-1])} of training".replace(" ", "\N{NO-BREAK SPACE}", 1),
     ]
     losses = [record.loss for record in history if record.loss is not None and math.isfinite(record.loss)]
     if losses:
         parts.append(f"loss {losses[0]:.3g} → {losses[-1]:.3g}" if len(losses) > 1 else f"loss {losses[0]:.3g}")
     return ", ".join(parts) + "."
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _logs(runs: Sequence[Run]) -> list[Log]:

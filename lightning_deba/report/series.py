@@ -13,6 +13,7 @@ from lightning_deba.records import Grant, History
 __all__ = [
     "changes",
     "clean",
+    "count",
     "drawable",
     "duration",
     "samples_seen",
@@ -120,6 +121,16 @@ def duration(seconds: float) -> str:
     unit, size = ("s", 1) if seconds < 600 else ("min", 60) if seconds < 7200 else ("h", 3600)
     amount = seconds / size
     return f"{amount:.0f} {unit}" if amount >= 100 or amount == round(amount) else f"{amount:.1f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """Writes a number of things.
+
+    Example:
+        >>> count(1, "arm"), count(1200, "run")
+        ('1 arm', '1,200 runs')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def clean(text: str, limit: int = 400) -> str:
