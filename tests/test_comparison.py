@@ -28,6 +28,7 @@ from lightning_deba.comparison import (
     Comparison,
     Grid,
     Interval,
+    Job,
     Outcome,
     Run,
     compare,
@@ -245,6 +246,7 @@ def test_the_command_tells_of_failures_after_the_table(tmp_path, capsys):
         ("digits", 1, 2, 2),
         ("paper", 6, 2, 3),
         ("strong", 3, 17, 3),
+        ("rates", 6, 3, 1),
         ("ablations", 2, 8, 3),
         ("cifar10", 6, 8, 5),
         ("cifar100", 6, 8, 5),
@@ -256,16 +258,25 @@ def test_each_file_is_a_grid_of_the_size_that_it_states(name, models, arms, seed
     assert (len(found.models), len(found.arms), len(found.seeds)) == (models, arms, seeds)
     jobs = found.jobs()
     assert len(jobs) == len({str(job) for job in jobs}) == models * arms * seeds
-    assert found.reference == ("fixed_64" if name.startswith("cifar") else "fixed_16")
+    assert found.reference == {"cifar10": "fixed_64", "cifar100": "fixed_64", "rates": "rate_01"}.get(name, "fixed_16")
     plain = yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())
     assert (found.models, found.arms) == (plain["models"], Grid.from_dict(plain).arms)
     assert found.data["init_args"] == {**found.data["init_args"], **plain["data"]["init_args"]}
 
 
-@pytest.mark.parametrize("name", ["paper", "strong", "ablations"])
+def test_grids_that_share_a_folder_share_their_runs():
+    """Nothing that they have in common is trained twice, or refused as another run."""
+    jobs: dict[str, Job] = {}
+    for name in ("paper", "strong", "ablations"):
+        for job in Grid.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())).jobs():
+            assert jobs.setdefault(str(job), job) == job
+    assert len(jobs) == 207
+
+
+@pytest.mark.parametrize("name", ["paper", "strong", "rates", "ablations"])
 def test_each_arm_of_a_file_can_be_built(name):
     jobs = Grid.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())).jobs()
-    for job in {job.arm: job for job in jobs if job.model == "resnet18"}.values():
+    for job in {job.arm: job for job in jobs}.values():
         model, data = model_and_data(job)
         assert scheduler_of(job, model).min_batch_size == 16
         assert data.batch_size == job.data["init_args"]["batch_size"]
@@ -298,6 +309,7 @@ def test_every_file_is_looked_at_here():
         "digits",
         "paper",
         "strong",
+        "rates",
         "ablations",
         "cifar10",
         "cifar100",
@@ -341,6 +353,13 @@ def test_arms_hold_plain_data():
     assert second["class_path"].endswith("Hold")
 
 
+def test_each_model_may_have_arguments_of_its_own():
+    arm = Arm(batch_size=8, policy=Hold(), model={"lr": 0.1, "pretrained": False}, by_model={"small": {"lr": 0.4}})
+    one, other = grid({"a": arm}, {"tiny": TINY, "small": TINY}).jobs()
+    asked = TINY["init_args"] | {"pretrained": False}
+    assert (one.module["init_args"], other.module["init_args"]) == (asked | {"lr": 0.1}, asked | {"lr": 0.4})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -356,6 +375,11 @@ def test_arms_hold_plain_data():
         ),
         ({"arms": {"a": {"batch_size": 1, "scheduler": {"preset": "vit"}}}}, "has no `preset`"),
         ({"arms": {"a": {"batch_size": 1, "policy": len}}}, "`policy` must be a frozen dataclass"),
+        (
+            {"arms": {"a": {"batch_size": 1, "by_model": {"vgg": {"lr": 1.0}}}}},
+            "name models of the grid, .*, got 'vgg'",
+        ),
+        ({"arms": {"a": {"batch_size": 1, "by_model": {"vgg": 0.1}}}}, "map a model's name to its arguments, got 0.1"),
         ({"models": {"a": {"model_name": "resnet18"}}}, "`models.a` must have a `class_path`"),
         ({"seeds": [1, 1]}, "`seeds` must be one or more different ones"),
         ({"seeds": 0}, "`seeds` must be one or more"),

@@ -29,6 +29,7 @@ class Arm:
         scheduler: Further arguments of `BatchSizeScheduler`. Its `min_batch_size` is never above `batch_size` by
             default, so that a small fixed batch stays as small.
         model: Further arguments of the model, such as the learning-rate schedule that belongs to a policy.
+        by_model: Further arguments of one model each, by its name in the grid, such as the learning rate that suits it.
 
     Raises:
         ValueError: If it is no way to train.
@@ -44,12 +45,15 @@ class Arm:
     changes: Mapping[str, Any] = field(default_factory=dict)
     scheduler: Mapping[str, Any] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
+    by_model: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_whole("batch_size", self.batch_size, 1)
-        for name in ("changes", "scheduler", "model"):
+        for name in ("changes", "scheduler", "model", "by_model"):
             if not isinstance(getattr(self, name), Mapping):
                 raise ValueError(f"`{name}` of an arm must map names to values, got {getattr(self, name)!r}.")
+        if odd := [value for value in self.by_model.values() if not isinstance(value, Mapping)]:
+            raise ValueError(f"`by_model` of an arm must map a model's name to its arguments, got {odd[0]!r}.")
         if self.policy is not None and self.changes:
             raise ValueError(
                 "`changes` are made to a preset's policy: write them into `policy`, or leave `policy` out."
@@ -159,6 +163,12 @@ class Grid:
         for seed in self.seeds:
             _check_whole("seeds", seed, 0)
         _check_whole("epochs", self.epochs, 1)
+        for name, arm in self.arms.items():
+            if unknown := [model for model in arm.by_model if model not in self.models]:
+                raise ValueError(
+                    f"`by_model` of `arms.{name}` must name models of the grid, {', '.join(self.models)}, "
+                    f"got {unknown[0]!r}."
+                )
         if self.baseline is not None and self.baseline not in self.arms:
             raise ValueError(f"`baseline` must be one of the arms {', '.join(self.arms)}, got {self.baseline!r}.")
 
@@ -170,10 +180,10 @@ class Grid:
             ValueError: If a field is missing, unknown, or cannot be right.
 
         Example:
-            >>> Grid.from_dict({"arms": {"fixed": {"batch": 16}}})
+            >>> Grid.from_dict({"arms": {"fixed": {"batch": 16}}})  # doctest: +ELLIPSIS
             Traceback (most recent call last):
                 ...
-            ValueError: `arms.fixed` has no field `batch`; the fields are batch_size, policy, changes, scheduler, model.
+            ValueError: `arms.fixed` has no field `batch`; the fields are batch_size, policy, changes, ...
         """
         arms = data.get("arms")
         if isinstance(arms, Mapping):
@@ -197,7 +207,7 @@ class Grid:
                 model=model,
                 arm=name,
                 seed=seed,
-                module=_with(module, arm.model),
+                module=_with(module, {**arm.model, **arm.by_model.get(model, {})}),
                 data=_with(self.data, {"batch_size": arm.batch_size}),
                 policy=arm.policy,  # type: ignore[arg-type]  # `Arm` has made it plain
                 changes=arm.changes,

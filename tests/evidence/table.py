@@ -45,15 +45,16 @@ def gained(ways: dict[str, list[dict]]) -> float:
 def table() -> str:
     """Returns the table in Markdown."""
     rows = [
-        "| | score | verdict | predicted | real | accuracy | batch size | paper |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | score | verdict | attainable | predicted | real | accuracy | batch size | paper |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for model, paper in PAPER.items():
         found, ways = evidence(model), held_out()[model]
-        sizes = " / ".join(str(run["batch_sizes"][-1]) for run in ways["calibrated"])
+        word, sizes = found.verdict, " / ".join(str(run["batch_sizes"][-1]) for run in ways["calibrated"])
+        shares = " | ".join(f"{100 * share:.0f} %" for share in (word.attainable, word.saving, saving(ways)))
         rows.append(
-            f"| {model} | {found.profile.score:.2f} | {found.verdict.word} | {100 * found.verdict.saving:.0f} % "
-            f"| {100 * saving(ways):.0f} % | {gained(ways):+.1f} | 16 to {sizes} | {paper} |"
+            f"| {model} | {found.profile.score:.2f} | {word.word} | {shares} | {gained(ways):+.1f} | 16 to {sizes} "
+            f"| {paper} |"
         )
     return "\n".join(rows)
 
