@@ -29,7 +29,8 @@ class NoiseMeans(NamedTuple):
     Attributes:
         gradient_squared: Mean estimate of ``|G|^2``; it may be negative. ``None`` where nothing was measured.
         gradient_covariance: Mean estimate of ``tr(Sigma)``, likewise. Their ratio is the noise scale.
-        noise_scale_error: Relative standard error of that ratio; ``None`` where too little was measured.
+        noise_scale_error: Relative standard error of that ratio, and of its inverse, on which it is taken, as
+            ``|G|^2`` may be near 0 by chance; ``None`` where too little was measured.
         samples: Measurements behind the means, over all ranks.
     """
 
@@ -307,14 +308,14 @@ def _kind(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _relative_error(blocks: Sequence[tuple[float, float, float]]) -> float | None:
-    """Returns the relative standard error of a ratio of sums, by the jackknife over blocks of unequal length.
+    """Returns the relative standard error of ``|G|^2 / tr(Sigma)``, by the jackknife over blocks of unequal length.
 
     Source: Busing, Meijer and van der Leeden, Statistics and Computing 9 (1999), pages 3-8.
     """
     squared, covariance, count = (sum(column) for column in zip(*blocks, strict=True))
     try:
-        ratio = covariance / squared
-        without = [(covariance - s) / (squared - g) for g, s, _ in blocks]
+        ratio = squared / covariance
+        without = [(squared - g) / (covariance - s) for g, s, _ in blocks]
         weights = [count / n for _, _, n in blocks]
         values = [h * ratio - (h - 1) * other for h, other in zip(weights, without, strict=True)]
         mean = sum(value / h for value, h in zip(values, weights, strict=True))

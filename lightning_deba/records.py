@@ -44,7 +44,7 @@ class EpochRecord:
         gradient_squared: Estimate of ``|G|^2``, the squared norm of the true gradient; it may be negative.
         gradient_covariance: Estimate of ``tr(Sigma)``, the trace of the covariance of the gradients of single
             samples; it may be negative. Both are means over the epoch, and there where the noise scale is measured.
-        noise_scale_error: Relative standard error of ``tr(Sigma) / |G|^2``.
+        noise_scale_error: Relative standard error of ``|G|^2 / tr(Sigma)``.
 
     Example:
         >>> record = EpochRecord(epoch=0, batch_size=64, micro_batch_size=64, optimizer_steps=16,

@@ -204,7 +204,7 @@ def test_of_equal_blocks_it_is_the_jackknife_of_the_textbook(seed, blocks, level
     found = NoiseScaleMeter.means([number for row in rows for number in row])
 
     def ratio(rows):
-        return sum(row[1] for row in rows) / sum(row[0] for row in rows)
+        return sum(row[0] for row in rows) / sum(row[1] for row in rows)
 
     without = [ratio(rows[:i] + rows[i + 1 :]) for i in range(blocks)]
     variance = (blocks - 1) * statistics.pvariance(without)

@@ -172,7 +172,7 @@ class Goodput:
         return self._best(size, history[0].batch_size, noise, step_time)
 
     def _best(self, size: int, first: int, noise: NoiseEstimate, step_time: StepTime) -> Decision:
-        low, high = _ends(noise)
+        low, high = noise.interval(errors=1)
 
         def gain(candidate: int) -> float:
             scale = low if candidate > size else high
@@ -203,16 +203,9 @@ class Goodput:
         return [(size, size / rate) for size, rate in (self.throughput or {}).items()]
 
 
-def _ends(noise: NoiseEstimate) -> tuple[float, float]:
-    """Returns the ends of the interval of one standard error; where there is only a lower end, that and infinity."""
-    if not noise.bounded:
-        return noise.value, math.inf
-    return max(0.0, noise.value - noise.error), noise.value + noise.error
-
-
 def _explore(size: int, limit: float, noise: NoiseEstimate) -> Decision:
     """Doubles a batch size that is the only one timed, where there is more to gain than to lose."""
-    low, _ = _ends(noise)
+    low, _ = noise.interval(errors=1)
     evidence = f"step times at one size have no slope, {noise}, whose lower end is {low:.4g}"
     if low >= size and 2 * size <= limit:
         return Decision(2 * size, f"increase to explore: {evidence}", noise.signals())

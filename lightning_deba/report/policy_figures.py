@@ -86,7 +86,8 @@ def plot_replay(
 def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | None = 5) -> Axes:
     """Draws the noise scale as policies see it at each epoch's end, and its interval of two standard errors.
 
-    Where it is undetermined there is a gap, and a policy that goes by it holds.
+    An interval that reaches beyond 4 times the largest noise scale, as one without an upper end, is cut off there.
+    Where the noise scale is undetermined there is a gap, and a policy that goes by it holds.
 
     Args:
         history: The records of a run, in order.
@@ -105,11 +106,13 @@ def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | 
     ax = _axes(history, ax)
     ax.set_ylabel(ax.get_ylabel() or "noise scale (samples)")
     seen = [noise_scale(history[: end + 1], window) for end in range(len(history))]
-    found = [None if isinstance(estimate, str) or not drawable(estimate.upper) else estimate for estimate in seen]
+    found = [None if isinstance(estimate, str) or not drawable(estimate.value) else estimate for estimate in seen]
     ends = [record.epoch + 1 for record in history]
     values, lower, upper = ([getattr(e, end, math.nan) for e in found] for end in ("value", "lower", "upper"))
     # The smallest batch has one sample, and a logarithmic axis no zero.
     low = [max(1.0, value) for value in lower]
+    roof = 4 * max((value for value in values if drawable(value)), default=1.0)
+    upper = [min(value, roof) for value in upper]
     ax.fill_between(ends, low, upper, color=_PALE, alpha=0.32, linewidth=0, zorder=0.5, gid="noise-interval")
     ax.plot(ends, values, color=MUTED, linewidth=1.3, linestyle=(0, DASHES[2]), zorder=1.5, gid="noise-scale")
     tops = [value for value in upper if drawable(value)]

@@ -136,10 +136,10 @@ def test_its_way():
     assert flat([record.batch_size for record in history]) == [(32, 1), (64, 1), (256, 1), (512, 5)]
     assert decisions[0].reason == (
         "increase to explore: step times at one size have no slope, noise scale 1000 +- 1e+02 (1 epoch), "
-        "whose lower end is 900"
+        "whose lower end is 908.8"
     )
     assert decisions[1].reason.startswith("increase: 256 gains ")
-    assert decisions[-1].reason.startswith("hold: 362 gains -0.9% at 1045, the upper end of noise scale 1000 +- 45")
+    assert decisions[-1].reason.startswith("hold: 362 gains -0.9% at 1046, the upper end of noise scale 1000 +- 45")
     assert decisions[-1].signals["step_overhead"] == pytest.approx(0.02)
     assert decisions[-1].signals["seconds_per_sample"] == pytest.approx(0.0001)
     assert decisions[-1].signals["efficiency"] == pytest.approx(1032 / 1512)
@@ -161,7 +161,7 @@ def test_it_follows_a_growing_noise_scale_and_never_goes_below_the_first_size():
 
 
 @pytest.mark.parametrize(
-    ("noise", "error", "expected"), [(35.0, 0.1, 32), (36.0, 0.1, 64), (53.0, 0.4, 32), (54.0, 0.4, 64)]
+    ("noise", "error", "expected"), [(35.0, 0.1, 32), (36.0, 0.1, 64), (47.0, 0.4, 32), (48.0, 0.4, 64)]
 )
 def test_one_size_is_left_only_where_the_lower_end_of_the_noise_scale_carries_it(noise, error, expected):
     assert Goodput()(with_sizes(World(covariance=noise, error=error), 32)).batch_size == expected
@@ -176,12 +176,9 @@ def test_exploring_costs_a_third_at_most_and_can_gain_a_third_at_least():
 
 def test_the_less_is_known_of_the_noise_the_shorter_the_jump():
     decided = [
-        Goodput()(with_sizes(World(covariance=1000.0, error=error), 32, 64)).batch_size
-        for error in (0.01, 0.5, 1.0, 1.35)
+        Goodput()(with_sizes(World(covariance=300.0, error=error), 32, 64)).batch_size for error in (0.01, 0.5, 2.5)
     ]
-    assert decided == sorted(decided, reverse=True)
-    assert decided[0] == 256
-    assert decided[-1] == 64
+    assert decided == [256, 181, 64]
 
 
 def test_it_does_not_go_beyond_the_largest():
@@ -247,8 +244,9 @@ def test_a_batch_far_below_the_noise_scale_grows_though_that_is_undetermined():
     run = lost([-1.0, 1.5, 0.3])
     assert isinstance(noise_scale(run), str)
     above = noise_scale_above(run)
-    mean, error = 0.8 / 3, statistics.stdev([-1.0, 1.5, 0.3]) / 3**0.5
-    assert above.value == pytest.approx(400 / (mean + 2 * error))
+    shares = [square / (square + 400 / 16) for square in (-1.0, 1.5, 0.3)]
+    mean, error = statistics.mean(shares), statistics.stdev(shares) / 3**0.5
+    assert above.value == pytest.approx(16 * (1 - mean - 2 * error) / (mean + 2 * error))
     assert above.upper == math.inf
     decision = Goodput(throughput={16: 300.0, 64: 600.0, 256: 700.0})(run)
     assert decision.batch_size > 16
