@@ -86,7 +86,7 @@ def plot_replay(
 def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | None = 5) -> Axes:
     """Draws the noise scale as policies see it at each epoch's end, and its interval of two standard errors.
 
-    An interval that reaches beyond 4 times the largest noise scale, as one without an upper end, is cut off there.
+    An interval that reaches beyond twice the largest noise scale, as one without an upper end, is cut off there.
     Where the noise scale is undetermined there is a gap, and a policy that goes by it holds.
 
     Args:
@@ -111,7 +111,7 @@ def plot_noise_scale(history: History, ax: Axes | None = None, *, window: int | 
     values, lower, upper = ([getattr(e, end, math.nan) for e in found] for end in ("value", "lower", "upper"))
     # The smallest batch has one sample, and a logarithmic axis no zero.
     low = [max(1.0, value) for value in lower]
-    roof = 4 * max((value for value in values if drawable(value)), default=1.0)
+    roof = 2 * max((value for value in values if drawable(value)), default=1.0)
     upper = [min(value, roof) for value in upper]
     ax.fill_between(ends, low, upper, color=_PALE, alpha=0.32, linewidth=0, zorder=0.5, gid="noise-interval")
     ax.plot(ends, values, color=MUTED, linewidth=1.3, linestyle=(0, DASHES[2]), zorder=1.5, gid="noise-scale")
