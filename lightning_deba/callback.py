@@ -31,7 +31,8 @@ from lightning_deba.checks import (
     warn_of_first_size,
     warn_of_what_is_missing,
 )
-from lightning_deba.learning_rate import BY_GAIN, LRScaling, ScaledSteps, adascale_gain, scaling_rule
+from lightning_deba.coupling import Coupling, ScheduleBy
+from lightning_deba.learning_rate import BY_GAIN, LRScaling
 from lightning_deba.limits import Limits, accumulation_for, grant
 from lightning_deba.memory import MemoryWatch, OutOfMemory
 from lightning_deba.meter import EpochMeter
@@ -39,10 +40,8 @@ from lightning_deba.noise import NoiseScaleMode, NoiseWatch
 from lightning_deba.noise_meter import NoiseMeans, NoiseMode, NoiseScaleMeter
 from lightning_deba.policies import BatchSizePolicy, Hold
 from lightning_deba.policies.base import needs_noise_scale
-from lightning_deba.policies.noise import noise_scale
 from lightning_deba.presets import Preset, match_preset, preset_for
 from lightning_deba.records import Decision, EpochRecord, Grant, RunWriter, from_columns, to_columns
-from lightning_deba.schedule_clock import SampleClock, ends_by_steps
 
 __all__ = ["BatchSizeScheduler"]
 
@@ -114,7 +113,7 @@ class BatchSizeScheduler(Callback):
         dry_run: bool = False,
         lr_scaling: LRScaling = "none",
         scale_beta2: bool = False,
-        schedule_by: Literal["samples", "gain", "steps"] = "samples",
+        schedule_by: ScheduleBy = "samples",
         max_samples: int | None = None,
         noise_scale: NoiseScaleMode | None = None,
         optimizer_index: int = 0,
@@ -142,7 +141,6 @@ class BatchSizeScheduler(Callback):
         self.noise_scale = noise_scale
         self.optimizer_index = optimizer_index
         self.out_of_memory: OutOfMemory | None = None
-        self._scaling = self._by_gain if lr_scaling in BY_GAIN else scaling_rule(lr_scaling)
         self._meter = EpochMeter()
         self._sample_mean = SampleMean()
         self._begin_anew()
@@ -158,9 +156,7 @@ class BatchSizeScheduler(Callback):
         self._actuator: BatchSizeActuator | None = None
         self._policy: BatchSizePolicy | None = None
         self._writer: RunWriter | None = None
-        self._scaled_steps: ScaledSteps | None = None
-        self._clock: SampleClock | None = None
-        self._clock_state: dict[str, Any] | None = None  # of a checkpoint, until there is a clock
+        self._coupling = Coupling(self.lr_scaling, self.scale_beta2, self.schedule_by)
         self._accumulation = 1  # what the user has set
         self._running_accumulation: int | None = None  # as `_batch_size`
         self._ranks: int | None = None
@@ -276,36 +272,8 @@ class BatchSizeScheduler(Callback):
             raise MisconfigurationException(
                 f"`max_samples` is {self.max_samples}, which is less than one batch of {self._running_batch_size}."
             )
-        if self.lr_scaling != "none" or self.scale_beta2:
-            self._scaled_steps = ScaledSteps(trainer.optimizers, self._scaling, self.scale_beta2)
-            self._scaled_steps.ratio = self._ratio
-        if self.schedule_by != "steps" and pl_module.automatic_optimization:
-            self._clock = self._clock_for(trainer)
-            self._set_pace()
-
-    def _by_gain(self, ratio: float) -> float:
-        return BY_GAIN[self.lr_scaling](self._gain(ratio))
-
-    def _gain(self, ratio: float) -> float:
-        estimate = noise_scale(self.history) if self.history else ""
-        known = None if isinstance(estimate, str) else estimate.value
-        return adascale_gain(ratio, known, self._first_batch_size)
-
-    def _set_pace(self) -> None:
-        if self._clock is not None and self.schedule_by == "gain":
-            self._clock.pace = self._gain(self._ratio) / self._ratio
-
-    def _clock_for(self, trainer: Trainer) -> SampleClock | None:
-        """Returns the clock for the schedules; none where the run began without, or its horizon is one of steps."""
-        batches = trainer.num_training_batches
-        steps = None if batches == float("inf") else math.ceil(batches / trainer.accumulate_grad_batches)
-        resumed = self.history or self._meter.optimizer_steps
-        if self._clock_state is None and (resumed or ends_by_steps(trainer.max_steps, trainer.max_epochs, steps)):
-            return None
-        clock = SampleClock(trainer.lr_scheduler_configs, self._first_batch_size, steps)
-        if self._clock_state is not None:
-            clock.load_state_dict(self._clock_state)
-        return clock
+        resumed = bool(self.history or self._meter.optimizer_steps)
+        self._coupling.begin(trainer, pl_module, self._running_batch_size, self.history, resumed=resumed)
 
     def _resume(self, trainer: Trainer, accumulation: int | None, ranks: int | None) -> None:
         """Goes on inside an epoch, or takes the decision of one whose last batch was saved, and whose end was not."""
@@ -326,9 +294,7 @@ class BatchSizeScheduler(Callback):
             return
         self._acting.settle(trainer, self._running_batch_size)
         actuators.check_ranks_agree(trainer, self._acting)
-        if self._scaled_steps is not None:
-            self._scaled_steps.ratio = self._ratio
-        self._set_pace()
+        self._coupling.follow(self._running_batch_size, self.history)
         self._sample_mean.reset()
         self._begin_noise(trainer)
         self._start()
@@ -383,7 +349,7 @@ class BatchSizeScheduler(Callback):
             gradients,
             full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._counts_samples else 0,
             scale=scale,
-            learning_rate=self._learning_rate(optimizer),
+            learning_rate=self._coupling.rate(optimizer),
         )
         if self._noise is not None:
             self._noise.step(self._running_batch_size, scale, counts=self._meter.whole)
@@ -399,10 +365,9 @@ class BatchSizeScheduler(Callback):
             # Lightning has divided the loss of automatic optimization for the accumulation.
             micro_batches = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
             self._meter.loss(loss * micro_batches, self._samples)
-        if self._clock is not None:
-            # By the loader's count: what a batch holds may be no samples.
-            steps = (batch_idx + 1) // trainer.accumulate_grad_batches
-            self._clock.advance(pl_module, self._of_budget(steps * self._running_batch_size), trainer.is_last_batch)
+        # By the loader's count: what a batch holds may be no samples.
+        steps = (batch_idx + 1) // trainer.accumulate_grad_batches
+        self._coupling.advance(pl_module, self._of_budget(steps * self._running_batch_size), trainer.is_last_batch)
         spent = self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples
         if spent and (trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0):
             trainer.should_stop = True  # and not within a step, whose gradient would be lost
@@ -412,12 +377,6 @@ class BatchSizeScheduler(Callback):
         if self.max_samples is None:
             return samples
         return min(samples, self.max_samples - sum(past.samples for past in self.history))
-
-    def _learning_rate(self, optimizer: Optimizer) -> float | Tensor:
-        if self._scaled_steps is not None:
-            return self._scaled_steps.effective(optimizer)
-        rate: float | Tensor = optimizer.param_groups[0]["lr"]
-        return rate
 
     def _samples_seen(self, trainer: Trainer) -> int:
         return sum(past.samples for past in self.history) + self._meter.samples * actuators.data_ranks(trainer)
@@ -449,8 +408,7 @@ class BatchSizeScheduler(Callback):
         self._close_epoch(trainer, trainer.current_epoch)
         if self._writer is not None:
             self._writer.append(self.history[-1], self.decisions[-1])
-        factor = None if self._scaled_steps is None else self._scaled_steps.factor
-        metrics = journal.metrics(self.history, self.decisions[-1], factor)
+        metrics = journal.metrics(self.history, self.decisions[-1], self._coupling.factor)
         journal.tell_loggers(trainer, self.history, self.decisions, list(metrics))
         pl_module.log_dict(metrics, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
 
@@ -464,8 +422,7 @@ class BatchSizeScheduler(Callback):
         self._meter.reset()
         if self._noise is not None:
             self._noise.meter.reset()
-        if self._clock is not None:
-            self._clock.end_epoch()
+        self._coupling.end_epoch()
         if not self.history:
             warn_of_what_is_missing(record, self.optimizer_index)
         self.history.append(record)
@@ -545,14 +502,10 @@ class BatchSizeScheduler(Callback):
         if self._actuator is not None:
             trainer.accumulate_grad_batches = self._accumulation
             self._actuator.release(trainer)
-        if self._scaled_steps is not None:
-            self._scaled_steps.remove()
-        if self._clock is not None:
-            self._clock_state = self._clock.state_dict()
-            self._clock.remove()
+        self._coupling.remove()
         if self._noise is not None:
             self._noise.remove()
-        self._scaled_steps = self._clock = self._memory = None
+        self._memory = None
 
     # State
 
@@ -564,7 +517,7 @@ class BatchSizeScheduler(Callback):
             "history": to_columns(self.history),
             "decisions": to_columns(self.decisions),
             "meter": self._meter.state_dict(),
-            "clock": self._clock_state if self._clock is None else self._clock.state_dict(),
+            "clock": self._coupling.state_dict(),
             "accumulation": self._running_accumulation,
             "ranks": self._ranks,
             "noise": None if self._noise is None else self._noise.meter.state_dict(),
@@ -585,7 +538,7 @@ class BatchSizeScheduler(Callback):
         self.decisions = from_columns(Grant, state_dict["decisions"])
         self._batch_size = state_dict["batch_size"]
         self._meter.load_state_dict(state_dict["meter"])
-        self._clock_state = state_dict["clock"]
+        self._coupling.load_state_dict(state_dict["clock"])
         self._running_accumulation = state_dict.get("accumulation")
         self._ranks = state_dict.get("ranks")
         if self._noise is not None and (state := state_dict.get("noise")) is not None:
@@ -602,14 +555,6 @@ class BatchSizeScheduler(Callback):
     def _running_batch_size(self) -> int:
         assert self._batch_size is not None, "`on_train_start` comes first"
         return self._batch_size
-
-    @property
-    def _first_batch_size(self) -> int:
-        return self.history[0].batch_size if self.history else self._running_batch_size
-
-    @property
-    def _ratio(self) -> float:
-        return self._running_batch_size / self._first_batch_size
 
     def _limits(self, trainer: Trainer) -> Limits:
         bounds = Limits(

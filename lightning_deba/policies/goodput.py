@@ -14,6 +14,8 @@ from lightning_deba.records import Decision, History
 
 _LEVER = 1.2
 """Sizes that differ by less than this factor count as one: a slope between them would be made of noise."""
+_FAR_BELOW = 8.0
+"""At a size that many times below the noise scale, doubling it costs a tenth of an epoch's progress at most."""
 
 
 class StepTime(NamedTuple):
@@ -103,7 +105,10 @@ class Goodput:
 
     One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is
     at least the present size: if all the time is overhead, that gains a third at least; if none is, it costs
-    a third of one epoch's progress at most. Where B_s is smaller there is less to gain, and it holds.
+    a third of one epoch's progress at most. Where B_s is smaller there is less to gain, and it holds. Where the
+    lower end is 8 times the present size, doubling costs a tenth at most, and the larger size is looked at whatever
+    the sizes so far tell: they may be too near to each other for this machine's other work, and the largest one
+    timed has the longest lever.
 
     Args:
         min_gain: Least gain for which the batch size is changed.
@@ -166,10 +171,24 @@ class Goodput:
         points = self._given() or step_times(history)
         if not points:
             return Decision(size, f"hold: no epoch was timed, {noise}", noise.signals())
-        step_time, limit = fit_step_time(points), self.largest * history[0].batch_size
+        step_time = fit_step_time(points)
         if step_time is None:
-            return _explore(size, limit, noise)
-        return self._best(size, history[0].batch_size, noise, step_time)
+            decided = Decision(size, f"hold: step times at one size have no slope, {noise}", noise.signals())
+        else:
+            decided = self._best(size, history[0].batch_size, noise, step_time)
+        if decided.batch_size > size or self.throughput is not None:
+            return decided
+        return self._explore(history, noise, least=size if step_time is None else _FAR_BELOW * size) or decided
+
+    def _explore(self, history: History, noise: NoiseEstimate, least: float) -> Decision | None:
+        """Doubles a batch size that is the largest one timed, where the lower end of the noise scale is `least`."""
+        size, (low, _) = history[-1].batch_size, noise.interval(errors=1)
+        known = 2 * size <= max(record.batch_size for record in history)
+        if known or low < least or 2 * size > self.largest * history[0].batch_size:
+            return None
+        cost = 1 - (low + size) / (low + 2 * size)
+        reason = f"{2 * size} was never timed, and costs {cost:.0%} at most at {_end(low, 'lower', noise)}"
+        return Decision(2 * size, f"increase to explore: {reason}", noise.signals())
 
     def _best(self, size: int, first: int, noise: NoiseEstimate, step_time: StepTime) -> Decision:
         low, high = noise.interval(errors=1)
@@ -187,8 +206,8 @@ class Goodput:
             "efficiency": (noise.value + first) / (noise.value + size),
             "goodput_gain": gain(best),
         }
-        end = f"{low:.4g}, the lower" if best > size else f"{high:.4g}, the upper"
-        evidence = f"{best} gains {gain(best):.1%} at {end} end of {noise}, {step_time}"
+        end = _end(low, "lower", noise) if best > size else _end(high, "upper", noise)
+        evidence = f"{best} gains {gain(best):.1%} at {end}, {step_time}"
         if best == size or gain(best) < self.min_gain:
             return Decision(size, f"hold: {evidence}", signals)
         return Decision(best, f"{'increase' if best > size else 'decrease'}: {evidence}", signals)
@@ -203,10 +222,5 @@ class Goodput:
         return [(size, size / rate) for size, rate in (self.throughput or {}).items()]
 
 
-def _explore(size: int, limit: float, noise: NoiseEstimate) -> Decision:
-    """Doubles a batch size that is the only one timed, where there is more to gain than to lose."""
-    low, _ = noise.interval(errors=1)
-    evidence = f"step times at one size have no slope, {noise}, whose lower end is {low:.4g}"
-    if low >= size and 2 * size <= limit:
-        return Decision(2 * size, f"increase to explore: {evidence}", noise.signals())
-    return Decision(size, f"hold: {evidence}", noise.signals())
+def _end(value: float, which: str, noise: NoiseEstimate) -> str:
+    return f"{value:.4g}, the {which} end of {noise}"

@@ -97,20 +97,22 @@ def with_sizes(world, *sizes):
 def test_the_decision_is_that_of_a_search(world, first, multiple, jump):
     world = replace(world, samples=first * multiple * 1000)  # every step is full
     history, size = with_sizes(world, first, first * multiple), first * multiple
-    found = noise_scale(history)
+    low, high = noise_scale(history).interval(errors=1)
     gains = {}
     for rung in range(-20, 21):
         factor = 2 ** (rung / 2)
         candidate = round(size * factor)
         if first <= candidate <= 64 * first and 1 / jump - 1e-9 <= factor <= jump + 1e-9:
-            scale = found.value + (-2 if candidate > size else 2) * found.error
-            gains[candidate] = goodput(world, candidate, max(0, scale)) / goodput(world, size, max(0, scale)) - 1
+            scale = low if candidate > size else high
+            gains[candidate] = goodput(world, candidate, scale) / goodput(world, size, scale) - 1
     best = max(gains, key=gains.get)
     others = [gain for candidate, gain in gains.items() if candidate != best]
     assume(abs(gains[best] - 0.05) > 1e-6)
     assume(not others or gains[best] - max(others) > 1e-6)
-    decided = Goodput(max_jump=jump)(history)
-    assert decided.batch_size == (best if gains[best] >= 0.05 else size)
+    expected = best if gains[best] >= 0.05 else size
+    if expected <= size and low >= 8 * size:
+        expected = 2 * size  # which was never timed
+    assert Goodput(max_jump=jump)(history).batch_size == expected
 
 
 @given(worlds, st.integers(8, 64))
@@ -135,8 +137,8 @@ def test_its_way():
     history, decisions = world.run(Goodput(), 8)
     assert flat([record.batch_size for record in history]) == [(32, 1), (64, 1), (256, 1), (512, 5)]
     assert decisions[0].reason == (
-        "increase to explore: step times at one size have no slope, noise scale 1000 +- 1e+02 (1 epoch), "
-        "whose lower end is 908.8"
+        "increase to explore: 64 was never timed, and costs 3% at most at 908.8, the lower end of noise scale 1000 +- "
+        "1e+02 (1 epoch)"
     )
     assert decisions[1].reason.startswith("increase: 256 gains ")
     assert decisions[-1].reason.startswith("hold: 362 gains -0.9% at 1046, the upper end of noise scale 1000 +- 45")
@@ -179,6 +181,15 @@ def test_the_less_is_known_of_the_noise_the_shorter_the_jump():
         Goodput()(with_sizes(World(covariance=300.0, error=error), 32, 64)).batch_size for error in (0.01, 0.5, 2.5)
     ]
     assert decided == [256, 181, 64]
+
+
+def test_sizes_that_do_not_differ_in_speed_are_not_the_end_where_the_noise_scale_is_far_above():
+    """On a machine with other work, two sizes may happen to take as long for a sample, or even the larger longer."""
+    world = World(covariance=1000.0, overhead=0.05, per_sample=0.001, error=0.1)
+    busy = [world.epoch(0, 16), replace(world.epoch(1, 32), seconds=1.1 * world.epoch(0, 16).seconds)]
+    assert Goodput()(busy).reason.startswith("increase to explore: 64 was never timed, and costs 3% at most at ")
+    assert Goodput()([*busy, world.epoch(2, 64), world.epoch(3, 32)]).batch_size == 128  # now the fit decides
+    assert Goodput()([replace(record, gradient_covariance=250.0) for record in busy]).batch_size == 16
 
 
 def test_it_does_not_go_beyond_the_largest():
