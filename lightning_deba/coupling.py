@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_deba.learning_rate import BY_GAIN, LRScaling, ScaledSteps, adascale_gain, scaling_rule
-from lightning_deba.policies import noise_scale
+from lightning_deba.policies.noise import noise_scale, noise_scale_above
 from lightning_deba.records import History
 from lightning_deba.schedule_clock import SampleClock, ends_by_steps
 
@@ -82,8 +82,10 @@ class Coupling:
             batch_size: Of the epoch.
             history: The records of the epochs before it.
         """
-        estimate = noise_scale(history) if history else ""
-        self._noise_scale = None if isinstance(estimate, str) else estimate.value
+        found = noise_scale(history) if history else None
+        if isinstance(found, str):
+            found = noise_scale_above(history)  # the gain is then that at least
+        self._noise_scale = None if found is None else found.value
         ratio = batch_size / self._first
         if self._steps is not None:
             self._steps.ratio = ratio

@@ -59,7 +59,7 @@ def adascale_gain(ratio: float, noise_scale: float | None, first_batch_size: int
 
     Args:
         ratio: k, the ratio of the batch sizes.
-        noise_scale: B_s in samples; ``None`` where it is undetermined, and then nothing is gained.
+        noise_scale: B_s in samples, or what it exceeds; ``None`` where nothing is known, and then nothing is gained.
         first_batch_size: B0.
 
     Example:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as schedulers
 
-from lightning_deba import steps_at
-from lightning_deba.learning_rate import ScaledSteps, scaling_rule
+from lightning_deba import EpochRecord, steps_at
+from lightning_deba.coupling import Coupling
+from lightning_deba.learning_rate import ScaledSteps, adascale_gain, scaling_rule
 from lightning_deba.schedule_clock import SampleClock, ticks_due
 
 SAMPLES, SIZE, EPOCHS = 60, 8, 6  # the last step of an epoch is a partial one
@@ -243,3 +246,26 @@ def test_steps_at_a_sample_are_those_of_a_run_that_is_counted(samples, batch_siz
 def test_what_is_no_number_of_samples_is_refused(arguments, named):
     with pytest.raises(ValueError, match=f"^{named} must be"):
         steps_at(*arguments)
+
+
+# By the gain ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("squares", "noise"),
+    [([1.0, 1.0], 400.0), ([-1.0, 1.5], 135.3), ([-5.0, -4.0], None)],
+    ids=["known", "known from below", "not known"],
+)
+def test_the_rate_goes_by_what_is_known_of_the_noise_scale(squares, noise):
+    history = [
+        EpochRecord(t, 16, 16, gradient_squared=square, gradient_covariance=400.0) for t, square in enumerate(squares)
+    ]
+    optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    coupling = Coupling("adascale", scale_beta2=False, schedule_by="steps")
+    coupling.begin(SimpleNamespace(optimizers=[optimizer]), LightningModule(), 16, history[:0], resumed=False)
+    assert coupling.factor == 1.0
+    coupling.follow(64, history)
+    assert coupling.factor == pytest.approx(adascale_gain(4.0, noise, 16), rel=1e-4)
+    assert coupling.rate(optimizer) == pytest.approx(0.1 * coupling.factor)
+    coupling.remove()
+    assert coupling.rate(optimizer) == 0.1

@@ -16,6 +16,8 @@ _LEVER = 1.2
 """Sizes that differ by less than this factor count as one: a slope between them would be made of noise."""
 _FAR_BELOW = 8.0
 """At a size that many times below the noise scale, doubling it costs a tenth of an epoch's progress at most."""
+_FEWEST_STEPS = 8
+"""Optimizer steps of an epoch that make four pairs: of fewer the noise scale has no error, and soon none has."""
 
 
 class StepTime(NamedTuple):
@@ -96,12 +98,11 @@ class Goodput:
         throughput(B) = B / (a + b B)      fitted to the run's own seconds per step
 
     Candidates are the present size times powers of sqrt(2), from B_0 (below which the paper does not go) to
-    `largest` times B_0, and at most `max_jump` away. The best is taken if it gains `min_gain`. How sure
-    is B_s? A larger size has to pay at the lower end of the interval of one standard error about it, a smaller one at
-    the upper end: so a jump goes no further than what is known carries it, and on constant statistics the policy
-    comes to rest. One error and not two: a change that was wrong is taken back, and one that was not made costs
-    every epoch. Where B_s is only known to exceed a size (`noise_scale_above`), as with a batch far below it, that
-    is the lower end.
+    `largest` times B_0, at most `max_jump` away, and small enough to leave an epoch 8 steps, without which the noise
+    scale could not be measured. The best is taken if it gains `min_gain`. How sure is B_s? A larger size has to pay
+    at the lower end of its interval, a smaller one at the upper end: so a jump goes no further than what is known
+    carries it, and on constant statistics the policy comes to rest. Where B_s is only known to exceed a size
+    (`noise_scale_above`), as with a batch far below it, that is the lower end.
 
     One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is
     at least the present size: if all the time is overhead, that gains a third at least; if none is, it costs
@@ -175,30 +176,31 @@ class Goodput:
         if step_time is None:
             decided = Decision(size, f"hold: step times at one size have no slope, {noise}", noise.signals())
         else:
-            decided = self._best(size, history[0].batch_size, noise, step_time)
+            decided = self._best(history, noise, step_time)
         if decided.batch_size > size or self.throughput is not None:
             return decided
         return self._explore(history, noise, least=size if step_time is None else _FAR_BELOW * size) or decided
 
     def _explore(self, history: History, noise: NoiseEstimate, least: float) -> Decision | None:
         """Doubles a batch size that is the largest one timed, where the lower end of the noise scale is `least`."""
-        size, (low, _) = history[-1].batch_size, noise.interval(errors=1)
+        size, low = history[-1].batch_size, noise.lower
         known = 2 * size <= max(record.batch_size for record in history)
-        if known or low < least or 2 * size > self.largest * history[0].batch_size:
+        if known or low < least or 2 * size > self._most(history):
             return None
         cost = 1 - (low + size) / (low + 2 * size)
         reason = f"{2 * size} was never timed, and costs {cost:.0%} at most at {_end(low, 'lower', noise)}"
         return Decision(2 * size, f"increase to explore: {reason}", noise.signals())
 
-    def _best(self, size: int, first: int, noise: NoiseEstimate, step_time: StepTime) -> Decision:
-        low, high = noise.interval(errors=1)
+    def _best(self, history: History, noise: NoiseEstimate, step_time: StepTime) -> Decision:
+        size, first = history[-1].batch_size, history[0].batch_size
+        low, high = noise.interval()
 
         def gain(candidate: int) -> float:
             scale = low if candidate > size else high
             faster = step_time.throughput(candidate) / step_time.throughput(size)
             return faster * (1.0 if math.isinf(scale) else (scale + size) / (scale + candidate)) - 1
 
-        best = max(self._candidates(size, first), key=gain, default=size)
+        best = max(self._candidates(history), key=gain, default=size)
         signals = {
             **noise.signals(),
             "step_overhead": step_time.overhead,
@@ -212,11 +214,17 @@ class Goodput:
             return Decision(size, f"hold: {evidence}", signals)
         return Decision(best, f"{'increase' if best > size else 'decrease'}: {evidence}", signals)
 
-    def _candidates(self, size: int, first: int) -> list[int]:
+    def _candidates(self, history: History) -> list[int]:
         """Returns the sizes within a jump, the nearest first."""
+        size, first, most = history[-1].batch_size, history[0].batch_size, self._most(history)
         rungs = math.floor(2 * math.log2(self.max_jump) + 1e-9)
         sizes = (round(size * 2 ** (sign * rung / 2)) for rung in range(1, rungs + 1) for sign in (1, -1))
-        return [candidate for candidate in sizes if first <= candidate <= self.largest * first and candidate != size]
+        return [candidate for candidate in sizes if first <= candidate <= most and candidate != size]
+
+    def _most(self, history: History) -> float:
+        """Returns the largest batch size there may be."""
+        samples = history[-1].samples
+        return min(self.largest * history[0].batch_size, samples / _FEWEST_STEPS if samples > 0 else math.inf)
 
     def _given(self) -> list[tuple[float, float]]:
         return [(size, size / rate) for size, rate in (self.throughput or {}).items()]
