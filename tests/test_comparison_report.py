@@ -618,4 +618,34 @@ def test_by_default_it_has_the_policies_that_every_model_has(runs):
 
 def test_the_readme_s_table_can_be_made_again():
     models = {run.model for run in shipped_runs()}
-    assert len(evidence.table().split("\n")) == 2 + len(models)
+    laid_out, _, sentence = evidence.table().partition("\n\n")
+    assert len(laid_out.split("\n")) == 2 + len(models)
+    assert sentence.startswith("Processor time of `goodput` to the accuracy that every `fixed_16` reaches")
+
+
+def test_the_time_to_a_target_is_set_against_the_fixed_size_that_is_fastest_there():
+    ways = {  # seconds of an epoch, and the accuracies
+        "fixed_16": (4.0, [0.5, 0.7, 0.8]),
+        "fixed_64": (2.0, [0.4, 0.8, 0.9]),
+        "fixed_256": (1.0, [0.2, 0.3, 0.4]),
+        "goodput": (2.5, [0.5, 0.8, 0.8]),
+        "deba": (3.0, [0.5, 0.7, 0.7]),
+    }
+    runs = [
+        Run(
+            model="m",
+            arm=arm,
+            seed=seed,
+            seconds=[seconds] * 3,
+            processor_seconds=[seconds] * 3,
+            samples=[64] * 3,
+            steps=[4] * 3,
+            batch_sizes=[16, 16, 32] if arm in ("goodput", "deba") else [int(arm.partition("_")[2])] * 3,
+            accuracies=accuracies,
+        )
+        for arm, (seconds, accuracies) in ways.items()
+        for seed in range(3)
+    ]
+    assert " ".join(evidence.to_target(runs)).endswith("which is fastest there: m (80.0 %) 1.25 (`fixed_64`).")
+    assert " ".join(evidence.to_target(runs, "deba")).endswith("m (80.0 %) never (`fixed_64`).")
+    assert list(evidence.to_target(runs, seeds=4)) == []

@@ -9,11 +9,16 @@ python -m tests.evidence.comparison --page comparison.html    and writes all of 
 from __future__ import annotations
 
 import argparse
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
+from lightning_deba.comparison.gains import fixed_sizes
 from lightning_deba.comparison.markdown import markdown_table
+from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.page import write_comparison_report
-from lightning_deba.comparison.runs import load_runs, shipped_runs, write_runs
+from lightning_deba.comparison.runs import Run, load_runs, shipped_runs, write_runs
 
 BASELINE = "fixed_16"
 ARMS = ("deba", "noise_scale", "goodput", "goodput_at_one_rate")
@@ -21,10 +26,34 @@ SHIPPED = Path(__file__).parents[2] / "lightning_deba" / "comparison" / "evidenc
 
 
 def table() -> str:
-    """Returns the table in Markdown, of those arms that have been run."""
+    """Returns the table in Markdown, of those arms that have been run, and a sentence on the time to a target."""
     runs = shipped_runs()
     there = {run.arm for run in runs}
-    return markdown_table(runs, BASELINE, [arm for arm in ARMS if arm in there])
+    laid_out = markdown_table(runs, BASELINE, [arm for arm in ARMS if arm in there])
+    return "\n".join([laid_out, "", *to_target(runs)])
+
+
+def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> Iterator[str]:
+    """Tells how long a policy takes to the validation accuracy that every run of the baseline reaches.
+
+    It is compared with the fixed size that is fastest there, by medians over the seeds of those that have as many.
+    """
+    times: dict[tuple[str, str], list[float]] = {}
+    targets: dict[str, float] = {}
+    for row in measure(runs, BASELINE):
+        times.setdefault((row.model, row.arm), []).append(row.processor_seconds_to_target)
+        targets[row.model] = row.target
+    told = []
+    for model, target in targets.items():
+        found = {arm: median(some) for (name, arm), some in times.items() if name == model and len(some) >= seeds}
+        fixed = {arm: seconds for arm, seconds in found.items() if arm in fixed_sizes(runs, model)}
+        if policy in found and len(fixed) > 1:
+            best = min(fixed, key=lambda arm: fixed[arm])
+            ratio = f"{found[policy] / fixed[best]:.2f}" if math.isfinite(found[policy]) else "never"
+            told.append(f"{model} ({target:.1%}) {ratio} (`{best}`)".replace("%", " %"))
+    if told:
+        yield f"Processor time of `{policy}` to the accuracy that every `{BASELINE}` reaches, over that of the fixed"
+        yield f"batch size which is fastest there: {', '.join(told)}."
 
 
 if __name__ == "__main__":
