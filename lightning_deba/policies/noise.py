@@ -54,9 +54,9 @@ class NoiseEstimate(NamedTuple):
             return self.value, math.inf
         total = self.value + self.batch_size
         width = errors * self.error / total if total > 0 else 0.0
-        return max(0.0, total / (1 + width) - self.batch_size), (
-            total / (1 - width) - self.batch_size if width < 1 else math.inf
-        )
+        low = total / (1 + width) - self.batch_size
+        high = total / (1 - width) - self.batch_size if width < 1 else math.inf
+        return max(0.0, low), high
 
     @property
     def lower(self) -> float:
@@ -88,7 +88,7 @@ class _Epoch(NamedTuple):
         signal: The share that is |G|^2.
         noise: The other share, times B: in samples, as tr(Sigma) / |G|^2 is.
         batch_size: B.
-        error: The relative error of the signal's share, if it was measured.
+        error: The relative error of ``|G|^2 / tr(Sigma)``, if it was measured.
     """
 
     signal: float
