@@ -9,15 +9,20 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from lightning_deba.policies.base import check, cooling, is_whole
-from lightning_deba.policies.noise import WINDOW, NoiseEstimate, check_window, noise_scale, noise_scale_above
+from lightning_deba.policies.noise import (
+    WINDOW,
+    NoiseEstimate,
+    check_window,
+    largest_measured,
+    noise_scale,
+    noise_scale_above,
+)
 from lightning_deba.records import Decision, History
 
 _LEVER = 1.2
 """Sizes that differ by less than this factor count as one: a slope between them would be made of noise."""
 _FAR_BELOW = 8.0
 """At a size that many times below the noise scale, doubling it costs a tenth of an epoch's progress at most."""
-_FEWEST_STEPS = 8
-"""Optimizer steps of an epoch that make four pairs: of fewer the noise scale has no error, and soon none has."""
 
 
 class StepTime(NamedTuple):
@@ -97,19 +102,17 @@ class Goodput:
         goodput(B) = throughput(B) * (B_s + B_0) / (B_s + B)
         throughput(B) = B / (a + b B)      fitted to the run's own seconds per step
 
-    Candidates are the present size times powers of sqrt(2), from B_0 (below which the paper does not go) to
-    `largest` times B_0, at most `max_jump` away, and small enough to leave an epoch 8 steps, without which the noise
-    scale could not be measured. The best is taken if it gains `min_gain`. How sure is B_s? A larger size has to pay
-    at the lower end of its interval, a smaller one at the upper end: so a jump goes no further than what is known
-    carries it, and on constant statistics the policy comes to rest. Where B_s is only known to exceed a size
-    (`noise_scale_above`), as with a batch far below it, that is the lower end.
+    Candidates are the present size times powers of sqrt(2), from B_0 (below which the paper does not go) to `largest`
+    times B_0, at most `max_jump` away, and small enough to leave an epoch 8 steps, without which the noise scale could
+    not be measured. The best is taken if it gains `min_gain`. How sure is B_s? A larger size has to pay at the lower
+    end of its interval, a smaller one at the upper end: so a jump goes no further than what is known carries it, and on
+    constant statistics the policy comes to rest. Where B_s is only known to exceed a size (`noise_scale_above`), as
+    with a batch far below it, that is the lower end.
 
-    One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is
-    at least the present size: if all the time is overhead, that gains a third at least; if none is, it costs
-    a third of one epoch's progress at most. Where B_s is smaller there is less to gain, and it holds. Where the
-    lower end is 8 times the present size, doubling costs a tenth at most, and the larger size is looked at whatever
-    the sizes so far tell: they may be too near to each other for this machine's other work, and the largest one
-    timed has the longest lever.
+    One size alone does not tell `a` from `b`. Then the batch is doubled once, where the lower end of B_s is at least
+    the present size: that gains a third at least if all the time is overhead, and costs a third of one epoch's progress
+    at most. Where that end is 8 times the present size it costs a tenth, and the larger size is looked at whatever the
+    sizes so far tell: on a machine with other work two of them are soon too near to each other.
 
     Args:
         min_gain: Least gain for which the batch size is changed.
@@ -172,26 +175,16 @@ class Goodput:
         points = self._given() or step_times(history)
         if not points:
             return Decision(size, f"hold: no epoch was timed, {noise}", noise.signals())
-        step_time = fit_step_time(points)
-        if step_time is None:
-            decided = Decision(size, f"hold: step times at one size have no slope, {noise}", noise.signals())
-        else:
-            decided = self._best(history, noise, step_time)
+        step_time, most = fit_step_time(points), min(self.largest * history[0].batch_size, largest_measured(history))
+        decided = Decision(size, f"hold: step times at one size have no slope, {noise}", noise.signals())
+        if step_time is not None:
+            decided = self._best(history, noise, step_time, most)
         if decided.batch_size > size or self.throughput is not None:
             return decided
-        return self._explore(history, noise, least=size if step_time is None else _FAR_BELOW * size) or decided
+        far = noise.lower >= (size if step_time is None else _FAR_BELOW * size)
+        return (_explore(history, noise, most) if far else None) or decided
 
-    def _explore(self, history: History, noise: NoiseEstimate, least: float) -> Decision | None:
-        """Doubles a batch size that is the largest one timed, where the lower end of the noise scale is `least`."""
-        size, low = history[-1].batch_size, noise.lower
-        known = 2 * size <= max(record.batch_size for record in history)
-        if known or low < least or 2 * size > self._most(history):
-            return None
-        cost = 1 - (low + size) / (low + 2 * size)
-        reason = f"{2 * size} was never timed, and costs {cost:.0%} at most at {_end(low, 'lower', noise)}"
-        return Decision(2 * size, f"increase to explore: {reason}", noise.signals())
-
-    def _best(self, history: History, noise: NoiseEstimate, step_time: StepTime) -> Decision:
+    def _best(self, history: History, noise: NoiseEstimate, step_time: StepTime, most: float) -> Decision:
         size, first = history[-1].batch_size, history[0].batch_size
         low, high = noise.interval()
 
@@ -200,7 +193,7 @@ class Goodput:
             faster = step_time.throughput(candidate) / step_time.throughput(size)
             return faster * (1.0 if math.isinf(scale) else (scale + size) / (scale + candidate)) - 1
 
-        best = max(self._candidates(history), key=gain, default=size)
+        best = max(_candidates(size, self.max_jump, first, most), key=gain, default=size)
         signals = {
             **noise.signals(),
             "step_overhead": step_time.overhead,
@@ -214,21 +207,26 @@ class Goodput:
             return Decision(size, f"hold: {evidence}", signals)
         return Decision(best, f"{'increase' if best > size else 'decrease'}: {evidence}", signals)
 
-    def _candidates(self, history: History) -> list[int]:
-        """Returns the sizes within a jump, the nearest first."""
-        size, first, most = history[-1].batch_size, history[0].batch_size, self._most(history)
-        rungs = math.floor(2 * math.log2(self.max_jump) + 1e-9)
-        sizes = (round(size * 2 ** (sign * rung / 2)) for rung in range(1, rungs + 1) for sign in (1, -1))
-        return [candidate for candidate in sizes if first <= candidate <= most and candidate != size]
-
-    def _most(self, history: History) -> float:
-        """Returns the largest batch size there may be."""
-        samples = history[-1].samples
-        return min(self.largest * history[0].batch_size, samples / _FEWEST_STEPS if samples > 0 else math.inf)
-
     def _given(self) -> list[tuple[float, float]]:
         return [(size, size / rate) for size, rate in (self.throughput or {}).items()]
 
 
 def _end(value: float, which: str, noise: NoiseEstimate) -> str:
     return f"{value:.4g}, the {which} end of {noise}"
+
+
+def _candidates(size: int, max_jump: float, least: int, most: float) -> list[int]:
+    """Returns the sizes within a jump, the nearest first."""
+    rungs = math.floor(2 * math.log2(max_jump) + 1e-9)
+    sizes = (round(size * 2 ** (sign * rung / 2)) for rung in range(1, rungs + 1) for sign in (1, -1))
+    return [candidate for candidate in sizes if least <= candidate <= most and candidate != size]
+
+
+def _explore(history: History, noise: NoiseEstimate, most: float) -> Decision | None:
+    """Doubles the batch size where that was never timed."""
+    size, low = history[-1].batch_size, noise.lower
+    if 2 * size > most or 2 * size <= max(record.batch_size for record in history):
+        return None
+    cost = 1 - (low + size) / (low + 2 * size)
+    reason = f"{2 * size} was never timed, and costs {cost:.0%} at most at {_end(low, 'lower', noise)}"
+    return Decision(2 * size, f"increase to explore: {reason}", noise.signals())

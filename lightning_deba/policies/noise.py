@@ -12,6 +12,9 @@ from lightning_deba.records import Decision, EpochRecord, History
 WINDOW = 5
 """Epochs that the noise scale is averaged over by default."""
 
+FEWEST_STEPS = 8
+"""Optimizer steps of an epoch that make four pairs: of fewer the noise scale has no error, and soon there is none."""
+
 _NEEDS = ("gradient_squared", "gradient_covariance")
 
 
@@ -228,7 +231,8 @@ class NoiseScale:
     By the paper's equations in section 2.3, training takes ``1 + B_s/B`` times the fewest steps and
     ``1 + B/B_s`` times the fewest samples: at ``B = B_s``, twice both. A larger `target` saves steps, a
     smaller one samples. The paper only recommends the size; how to get there is ours: by `step` at most at a
-    time, and not at all within the dead band.
+    time, not at all within the dead band, and never so far that an epoch has less than 8 steps, without which the
+    noise scale could not be measured, and the way back not be found.
 
     Args:
         target: The batch size to go to, in multiples of the noise scale.
@@ -274,6 +278,9 @@ class NoiseScale:
             return Decision(size, f"hold: {found}")
         wanted = self.target * found.value
         evidence = f"{found} asks for {wanted:.4g}"
+        if wanted > (most := max(size, largest_measured(history))):
+            wanted = most
+            evidence += f", of which {most:.4g} leave an epoch {FEWEST_STEPS} steps to measure it on"
         if waiting := cooling(history, self.cooldown):
             return Decision(size, f"{waiting}: {evidence}", found.signals())
         if within_band(wanted / size, self.dead_band):
@@ -282,6 +289,18 @@ class NoiseScale:
         proposed = limit if abs(wanted - size) >= abs(limit - size) else max(1, round(wanted))
         verb = "increase" if proposed > size else "decrease" if proposed < size else "hold"
         return Decision(proposed, f"{verb}: {evidence}", found.signals())
+
+
+def largest_measured(history: History) -> float:
+    """Returns the largest batch size that leaves an epoch the steps that its noise scale is measured on.
+
+    Example:
+        >>> from lightning_deba import EpochRecord
+        >>> largest_measured([EpochRecord(0, 16, 16, samples=800)])
+        100.0
+    """
+    samples = history[-1].samples
+    return samples / FEWEST_STEPS if samples > 0 else math.inf
 
 
 def within_band(ratio: float, band: float) -> bool:

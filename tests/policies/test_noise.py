@@ -218,7 +218,7 @@ def test_the_decision(square, covariance, size, expected):
 def test_on_constant_statistics_it_comes_to_rest_near_the_target(covariance, start, target, step, band):
     policy = NoiseScale(target=target, step=step, dead_band=band, cooldown=1)
     sizes = World(covariance=covariance).sizes(policy, 160, start)
-    wanted = min(max(target * covariance, 1), 1 << 14)
+    wanted = min(max(target * covariance, 1), max(start, 50_000 / 8))  # an epoch has 50,000 samples
     assert sizes[-1] == sizes[-2]
     assert abs(sizes[-1] - wanted) <= band * wanted + 0.5
     assert max(sizes) <= max(start, round(wanted))
@@ -230,6 +230,14 @@ def test_a_change_is_at_most_a_step(size, covariance, step):
     assert size / step - 1 <= decided <= size * step + 1
     assume(decided != size)
     assert (decided > size) == (covariance > size)
+
+
+def test_an_epoch_keeps_the_steps_that_its_noise_scale_is_measured_on():
+    few = World(covariance=1e5, samples=800)
+    assert max(few.sizes(NoiseScale(), 12, start=16)) == 100
+    assert set(few.sizes(NoiseScale(), 6, start=400)) == {400}  # it was begun with more
+    reason = NoiseScale()([few.epoch(t, 64) for t in range(2)]).reason
+    assert reason.endswith("asks for 1e+05, of which 100 leave an epoch 8 steps to measure it on")
 
 
 def test_its_way_on_constant_statistics():
