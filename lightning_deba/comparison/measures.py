@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from typing import Any, NamedTuple
 
 from lightning_deba.comparison.intervals import Interval, interval_of_median, verdict
 from lightning_deba.comparison.runs import Run
 
-__all__ = ["Row", "Summary", "area_under", "measure", "reached", "summarize", "write_csv"]
+__all__ = ["Row", "Summary", "area_under", "final_level", "measure", "reached", "summarize", "write_csv"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +124,18 @@ def area_under(seconds: Sequence[float], accuracies: Sequence[float], horizon: f
     return area / horizon if horizon > 0 else 0.0
 
 
+def final_level(accuracies: Sequence[float]) -> float:
+    """Returns the accuracy at which a run ends: the median of its last 5 epochs, of four the lower middle one.
+
+    The last epoch alone is a matter of luck, and the best one all the more.
+
+    Example:
+        >>> final_level([0.2, 0.7, 0.9, 0.8, 0.6, 0.81])
+        0.8
+    """
+    return median_low(accuracies[-5:])
+
+
 def measure(runs: Sequence[Run], baseline: str, target: float | None = None) -> list[Row]:
     """Measures runs, a row each.
 
@@ -131,8 +143,8 @@ def measure(runs: Sequence[Run], baseline: str, target: float | None = None) -> 
         runs: The results.
         baseline: The arm whose median time is the horizon of the area under the curve, for each model its own. Where
             a model has no such run, all its runs stand in.
-        target: Validation accuracy whose time is taken; by default, for each model, the best that the worst run of
-            the baseline reaches, which all of them reach.
+        target: Validation accuracy whose time is taken; by default, for each model, the lowest `final_level` of the
+            baseline's runs, which all of them reach.
 
     Returns:
         The rows, in the order of the runs.
@@ -147,7 +159,7 @@ def _references(runs: Sequence[Run], model: str, baseline: str) -> list[Run]:
 
 
 def _row(run: Run, references: Sequence[Run], target: float | None) -> Row:
-    goal = min(max(other.accuracies) for other in references) if target is None else target
+    goal = min(final_level(other.accuracies) for other in references) if target is None else target
     return Row(
         model=run.model,
         arm=run.arm,

@@ -34,7 +34,7 @@ def table() -> str:
 
 
 def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> Iterator[str]:
-    """Tells how long a policy takes to the validation accuracy that every run of the baseline reaches.
+    """Tells how long a policy takes to the validation accuracy at which every run of the baseline ends.
 
     It is compared with the fixed size that is fastest there, by medians over the seeds of those that have as many.
     """
@@ -52,7 +52,7 @@ def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> I
             ratio = f"{found[policy] / fixed[best]:.2f}" if math.isfinite(found[policy]) else "never"
             told.append(f"{model} ({target:.1%}) {ratio} (`{best}`)".replace("%", " %"))
     if told:
-        yield f"Processor time of `{policy}` to the accuracy that every `{BASELINE}` reaches, over that of the fixed"
+        yield f"Processor time of `{policy}` to the lowest level at which a `{BASELINE}` ends, over that of the fixed"
         yield f"batch size which is fastest there: {', '.join(told)}."
 
 
