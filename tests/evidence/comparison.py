@@ -52,8 +52,8 @@ def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> I
             ratio = f"{found[policy] / fixed[best]:.2f}" if math.isfinite(found[policy]) else "never"
             told.append(f"{model} ({target:.1%}) {ratio} (`{best}`)".replace("%", " %"))
     if told:
-        yield f"Processor time of `{policy}` to the lowest level at which a `{BASELINE}` ends, over that of the fixed"
-        yield f"batch size which is fastest there: {', '.join(told)}."
+        what = f"Processor time of `{policy}` to where `{BASELINE}` ends, over that of the fixed size fastest there"
+        yield f"{what}: {', '.join(told)}."
 
 
 if __name__ == "__main__":
