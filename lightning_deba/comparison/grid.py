@@ -122,8 +122,8 @@ class Grid:
         seeds: The seeds.
         epochs: Epochs of each run.
         baseline: The arm that the others are compared with; the first by default.
-        target: Validation accuracy whose time is taken. By default the level at which the
-            worst run of the baseline ends, see `measure`.
+        target: Validation accuracy whose time is taken. By default the level at which the worst run
+            of the baseline ends, see `measure`.
         metric: Name of the accuracy that the module logs under ``val/`` and ``test/``.
         trainer_args: Further arguments of every Trainer.
 

@@ -12,7 +12,8 @@ from lightning_deba.policies.decay import AdaBatch, IncreaseInsteadOfDecay, Sees
 from lightning_deba.policies.divebatch import DiveBatch
 from lightning_deba.policies.goodput import Goodput
 from lightning_deba.policies.milestones import Milestones
-from lightning_deba.policies.noise import NoiseEstimate, NoiseScale, noise_scale
+from lightning_deba.policies.noise import NoiseEstimate, noise_scale
+from lightning_deba.policies.noise_policy import NoiseScale
 from lightning_deba.policies.norm_test import NormTest
 from lightning_deba.policies.plateau import Plateau
 from lightning_deba.policies.registry import PolicyInfo, list_policies, policy_info

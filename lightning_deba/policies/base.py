@@ -146,6 +146,11 @@ def measured(record: EpochRecord, *names: str) -> tuple[float, ...] | str:
     return values
 
 
+def within_band(ratio: float, band: float) -> bool:
+    """Tells whether a ratio is so near to 1, up or down, that it calls for no change."""
+    return 1 / (1 + band) <= ratio <= 1 + band
+
+
 def check(policy: object, name: str, holds: bool, expected: str) -> None:
     """Refuses an argument that makes no rule.
 

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lightning_deba.policies.base import check, cooling, measured
-from lightning_deba.policies.noise import within_band
+from lightning_deba.policies.base import check, cooling, measured, within_band
 from lightning_deba.records import Decision, History
 
 _NEEDS = ("learning_rate", "loss", "gradient_covariance")

@@ -1,13 +1,12 @@
-"""The gradient noise scale (arXiv 1812.06162): its estimate from the history, and the policy that goes to it."""
+"""The gradient noise scale (arXiv 1812.06162): its estimate from the history, and how well that is known."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
-from lightning_deba.policies.base import check, cooling, is_whole, measured, scaled
-from lightning_deba.records import Decision, EpochRecord, History
+from lightning_deba.policies.base import check, is_whole, measured
+from lightning_deba.records import EpochRecord, History
 
 WINDOW = 5
 """Epochs that the noise scale is averaged over by default."""
@@ -220,77 +219,6 @@ def _epoch(record: EpochRecord) -> _Epoch | str:
     return _Epoch(signal, noise, record.batch_size, record.noise_scale_error)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NoiseScale:
-    """Goes to a multiple of the noise scale (McCandlish et al., arXiv 1812.06162).
-
-    ::
-
-        B = target * B_s
-
-    By the paper's equations in section 2.3, training takes ``1 + B_s/B`` times the fewest steps and
-    ``1 + B/B_s`` times the fewest samples: at ``B = B_s``, twice both. A larger `target` saves steps, a
-    smaller one samples. The paper only recommends the size; how to get there is ours: by `step` at most at a
-    time, not at all within the dead band, and never so far that an epoch has less than 8 steps, without which the
-    noise scale could not be measured, and the way back not be found.
-
-    Args:
-        target: The batch size to go to, in multiples of the noise scale.
-        step: Largest factor of a change, up or down.
-        dead_band: Where the target is less than this share above or below the batch size, it is kept.
-        window: Number of records that the noise scale is averaged over; ``None`` for all of them.
-        cooldown: Epochs that a batch size is kept before the next decision.
-
-    Raises:
-        ValueError: If an argument makes no rule, before any training.
-
-    Note:
-        B_s does not depend on the batch size, so the rule does not feed itself: on constant statistics it
-        comes to rest. In most trainings B_s grows as the loss falls.
-
-    Example:
-        >>> from lightning_deba import EpochRecord
-        >>> run = [EpochRecord(t, 32, 32, gradient_squared=1.0, gradient_covariance=500.0) for t in range(2)]
-        >>> NoiseScale()(run).batch_size, NoiseScale(target=0.1)(run).batch_size
-        (64, 50)
-    """
-
-    needs_noise_scale: ClassVar[bool] = True
-
-    target: float = 1.0
-    step: float = 2.0
-    dead_band: float = 0.2
-    window: int | None = WINDOW
-    cooldown: int = 2
-
-    def __post_init__(self) -> None:
-        check(self, "target", 0 < self.target < math.inf, "positive, such as 1")
-        check(self, "step", 1 < self.step < math.inf, "above 1, such as 2")
-        check(self, "dead_band", 0 <= self.dead_band < math.inf, "0 or more, such as 0.2")
-        check_window(self, self.window)
-        check(self, "cooldown", self.cooldown >= 0, "0 or more epochs")
-
-    def __call__(self, history: History, /) -> Decision:
-        """Decides the batch size of the next epoch."""
-        size = history[-1].batch_size
-        found = noise_scale(history, self.window)
-        if isinstance(found, str):
-            return Decision(size, f"hold: {found}")
-        wanted = self.target * found.value
-        evidence = f"{found} asks for {wanted:.4g}"
-        if wanted > (most := max(size, largest_measured(history))):
-            wanted = most
-            evidence += f", of which {most:.4g} leave an epoch {FEWEST_STEPS} steps to measure it on"
-        if waiting := cooling(history, self.cooldown):
-            return Decision(size, f"{waiting}: {evidence}", found.signals())
-        if within_band(wanted / size, self.dead_band):
-            return Decision(size, f"hold: {evidence}, within {self.dead_band:.0%} of {size}", found.signals())
-        limit = scaled(size, self.step if wanted > size else 1 / self.step)
-        proposed = limit if abs(wanted - size) >= abs(limit - size) else max(1, round(wanted))
-        verb = "increase" if proposed > size else "decrease" if proposed < size else "hold"
-        return Decision(proposed, f"{verb}: {evidence}", found.signals())
-
-
 def largest_measured(history: History) -> float:
     """Returns the largest batch size that leaves an epoch the steps that its noise scale is measured on.
 
@@ -301,11 +229,6 @@ def largest_measured(history: History) -> float:
     """
     samples = history[-1].samples
     return samples / FEWEST_STEPS if samples > 0 else math.inf
-
-
-def within_band(ratio: float, band: float) -> bool:
-    """Tells whether a ratio is so near to 1, up or down, that it calls for no change."""
-    return 1 / (1 + band) <= ratio <= 1 + band
 
 
 def check_window(policy: object, window: int | None) -> None:

@@ -15,7 +15,7 @@ from lightning_deba.policies.decay import AdaBatch, IncreaseInsteadOfDecay, Sees
 from lightning_deba.policies.divebatch import DiveBatch
 from lightning_deba.policies.goodput import Goodput
 from lightning_deba.policies.milestones import Milestones
-from lightning_deba.policies.noise import NoiseScale
+from lightning_deba.policies.noise_policy import NoiseScale
 from lightning_deba.policies.norm_test import NormTest
 from lightning_deba.policies.plateau import Plateau
 from lightning_deba.policies.schedules import (
