@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import statistics
+import time
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,7 @@ from lightning_deba.comparison import (
 )
 from lightning_deba.comparison.job import model_and_data, scheduler_of
 from lightning_deba.comparison.measures import area_under, reached
+from lightning_deba.comparison.watch import HookClock
 from lightning_deba.policies import AdaBatch, Chain
 from lightning_deba.vision import DigitsDataModule, ImageClassifier
 from tests.datasets import write_cifar
@@ -105,6 +107,7 @@ def test_a_run_equals_a_single_fit(tmp_path):
         assert run.seconds == [record.seconds for record in kept]
         assert len(run.accuracies) == len(run.processor_seconds) == EPOCHS
         assert all(seconds > 0 for seconds in run.processor_seconds)
+        assert 0 < run.callback_seconds < sum(run.processor_seconds)
         assert run.test_accuracy is not None
         assert 0 <= run.test_accuracy <= 1
     assert [row.final_batch_size for row in found.rows] == [16, 32]
@@ -170,6 +173,33 @@ def test_what_was_resumed_has_every_epoch_once(accident):
     assert len(dies.accuracies) == len(dies.processor_seconds) == len(dies.seconds) == EPOCHS
     # Up to the kill it is the same run.
     assert dies.accuracies[:2] == lives.accuracies[:2]
+
+    assert dies.callback_seconds == pytest.approx(lives.callback_seconds, rel=0.9)
+
+
+def test_the_overhead_is_that_of_the_callback_s_hooks():
+    clock = HookClock("BatchSizeScheduler")
+
+    def work(action: str, seconds: float = 0.01) -> None:
+        with clock.profile(action):
+            end = time.process_time() + seconds
+            while time.process_time() < end:
+                pass
+
+    work("[Callback]BatchSizeScheduler.on_train_batch_end")
+    work("[Callback]BatchSizeScheduler.on_train_epoch_end")
+    for other in ("[Callback]ModelCheckpoint{'monitor': None}.on_train_batch_end", "run_training_batch"):
+        work(other, 0.1)
+    assert 0.02 <= clock.seconds < 0.1
+
+
+def test_a_profiler_of_the_grid_s_own_is_left_to_it(tmp_path):
+    wanted = grid(epochs=1, trainer_args={"accelerator": "cpu", "profiler": "simple"})
+    found = compare(wanted, tmp_path, workers=0)
+    assert [(run.callback_seconds, row.overhead) for run, row in zip(found.runs, found.rows, strict=True)] == [
+        (None, None)
+    ]
+    assert "overhead" not in {summary.measure for summary in found.summary()}
 
 
 def test_an_engine_of_ones_own_carries_out_plain_data(tmp_path):
@@ -412,6 +442,8 @@ def test_the_measures_of_a_run_by_hand():
     (row,) = measure([a_run()], "a", target=0.75)
     assert (row.val_accuracy, row.test_accuracy, row.final_batch_size) == (0.7, 0.6, 32)
     assert (row.seconds, row.processor_seconds, row.samples, row.steps) == (4.0, 8.0, 300, 30)
+    assert row.overhead is None
+    assert measure([a_run(callback_seconds=0.4)], "a")[0].overhead == pytest.approx(0.05)
     assert (row.seconds_to_target, row.processor_seconds_to_target, row.samples_to_target) == (3.0, 6.0, 200)
     # 0 in the first second, 0.5 in the next two, 0.8 in the last; the final 0.7 comes at the horizon itself.
     assert row.area == pytest.approx((0 + 0.5 * 2 + 0.8 * 1) / 4)

@@ -104,6 +104,7 @@ def any_runs(draw):
             batch_sizes=series(whole),
             accuracies=series(share),
             test_accuracy=draw(st.none() | share),
+            callback_seconds=draw(st.none() | st.floats(0, 1e9)),
         )
         for model, arm, seed in keys
     ]
@@ -143,6 +144,7 @@ def test_a_directory_and_a_file_of_it_give_the_same(tmp_path, runs):
         ({"arm": ""}, "`arm` must be a name, got ''"),
         ({"model": ["a"]}, "`model` must be a name"),
         ({"seconds": [1, -2.0]}, "`seconds` must be a list of seconds, none below 0"),
+        ({"callback_seconds": -1.0}, "`callback_seconds` must be seconds, not below 0, or null"),
         ({"processor_seconds": [math.inf]}, "`processor_seconds` must be a list of seconds"),
         ({"seconds": [math.nan]}, "`seconds` must be a list of seconds"),
         ({"samples": [1.5]}, "`samples` must be a list of whole numbers of at least 0"),

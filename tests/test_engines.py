@@ -61,6 +61,7 @@ def result_of(root, arm="fixed", model="tiny"):
     """What a run left but for its times, which are there."""
     result = json.loads((root / "runs" / model / arm / "seed-0" / "result.json").read_text())
     assert all(len(result.pop(name)) == EPOCHS for name in TIMES)
+    assert result.pop("callback_seconds") > 0
     return result
 
 

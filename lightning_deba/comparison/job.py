@@ -145,7 +145,7 @@ def _fit(
         epochs=job.epochs,
         seed=job.seed,
         directory=directory,
-        trainer_args=_trainer_args(job),
+        trainer_args={"profiler": watch.hooks, **_trainer_args(job)},
         callbacks=[watch],
     )
     return history, built[-1]
@@ -184,6 +184,7 @@ def _result(job: Job, history: Sequence[EpochRecord], watch: Watch, test_accurac
         batch_sizes=[record.batch_size for record in history],
         accuracies=watch.accuracies,
         test_accuracy=test_accuracy,
+        callback_seconds=watch.callback_seconds or None,  # nothing, where the grid has a profiler of its own
     )
 
 

@@ -13,7 +13,7 @@ from lightning_deba.comparison.table import median_of
 from lightning_deba.comparison.words import bounds
 from lightning_deba.report.series import duration
 
-__all__ = ["markdown_table"]
+__all__ = ["markdown_gain", "markdown_table"]
 
 
 def markdown_table(runs: Sequence[Run], baseline: str, arms: Sequence[str] | None = None) -> str:
@@ -60,23 +60,28 @@ def _markdown_row(runs: Sequence[Run], model: str, baseline: str, arms: Sequence
     bar, base = best_fixed(mine, rows, baseline, model), [row for row in rows if row.arm == baseline]
     accuracy, seconds = median_of(base, accuracy_name(rows)), median_of(base, "processor_seconds")
     first = f"{accuracy:.1%}, {duration(seconds)}" if base else "–"
-    best = f"{bar}: {_markdown_cell(found[bar])}" if bar in found else bar or "–"
+    best = f"{bar}: {markdown_gain(found[bar])}" if bar in found else bar or "–"
     if len(fixed_sizes(mine, model)) < 2:
         best = "no other was run"
-    return [model, first.replace("%", " %"), best, *(_markdown_cell(found[a]) if a in found else "–" for a in arms)]
+    return [model, first.replace("%", " %"), best, *(markdown_gain(found[a]) if a in found else "–" for a in arms)]
 
 
-def _markdown_cell(gain: Gain) -> str:
-    """Writes both differences.
+def markdown_gain(gain: Gain, *, intervals: bool = True) -> str:
+    """Writes both differences, in time and in accuracy; what is certain is bold.
+
+    Args:
+        gain: What an arm has over the baseline.
+        intervals: Whether to write the intervals as well.
 
     Example:
-        >>> _markdown_cell(Gain("m", "deba", 3, Interval(-0.2, -0.25, -0.15), Interval(0.001, -0.01, 0.02)))
-        '**−20 %** (−25 to −15), +0.1 (−1.0 to +2.0)'
+        >>> gain = Gain("m", "deba", 3, Interval(-0.2, -0.25, -0.15), Interval(0.001, -0.01, 0.02))
+        >>> markdown_gain(gain), markdown_gain(gain, intervals=False)
+        ('**−20 %** (−25 to −15), +0.1 (−1.0 to +2.0)', '**−20 %**, +0.1')
     """
-    return f"{_difference(gain.time, ' %', 0)}, {_difference(gain.accuracy, '', 1)}"
+    return f"{_difference(gain.time, ' %', 0, intervals)}, {_difference(gain.accuracy, '', 1, intervals)}"
 
 
-def _difference(interval: Interval, unit: str, digits: int) -> str:
+def _difference(interval: Interval, unit: str, digits: int, between: bool) -> str:
     text = signed(100 * interval.value, digits) + unit
-    ends = bounds(interval, digits)
+    ends = bounds(interval, digits) if between else ""
     return (f"**{text}**" if verdict(interval) != "none" else text) + (f" ({ends})" if ends else "")

@@ -32,6 +32,8 @@ class Row:
         samples: Samples trained on.
         steps: Optimizer steps.
         final_batch_size: Batch size of the last epoch.
+        overhead: Share of the processor seconds that was spent in the callback's hooks; ``None`` where it was not
+            measured.
         target: The accuracy whose time was taken.
         seconds_to_target: Seconds of training until the validation accuracy was first that of the target.
         processor_seconds_to_target: Processor seconds, likewise.
@@ -50,6 +52,7 @@ class Row:
     samples: int
     steps: int
     final_batch_size: int
+    overhead: float | None
     target: float
     seconds_to_target: float
     processor_seconds_to_target: float
@@ -171,6 +174,7 @@ def _row(run: Run, references: Sequence[Run], target: float | None) -> Row:
         samples=sum(run.samples),
         steps=sum(run.steps),
         final_batch_size=run.batch_sizes[-1],
+        overhead=_overhead(run),
         target=goal,
         seconds_to_target=reached(run.seconds, run.accuracies, goal),
         processor_seconds_to_target=reached(run.processor_seconds, run.accuracies, goal),
@@ -180,6 +184,11 @@ def _row(run: Run, references: Sequence[Run], target: float | None) -> Row:
             run.processor_seconds, run.accuracies, median(sum(other.processor_seconds) for other in references)
         ),
     )
+
+
+def _overhead(run: Run) -> float | None:
+    spent = sum(run.processor_seconds)
+    return None if run.callback_seconds is None or not spent else run.callback_seconds / spent
 
 
 def summarize(

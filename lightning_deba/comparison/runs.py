@@ -31,6 +31,8 @@ class Run:
         batch_sizes: Batch size.
         accuracies: Accuracy on the validation data at the epoch's end.
         test_accuracy: Accuracy on the test data in the end; ``None`` where there are none.
+        callback_seconds: How many of the processor seconds were spent in the callback's hooks; ``None`` where that
+            was not measured.
     """
 
     model: str
@@ -43,6 +45,7 @@ class Run:
     batch_sizes: Sequence[int]
     accuracies: Sequence[float]
     test_accuracy: float | None = None
+    callback_seconds: float | None = None
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -76,6 +79,8 @@ class Run:
             _check(name, data, isinstance(values, Sequence) and all(map(holds, values)), f"a list of {expected}")
         tested = data.get("test_accuracy")
         _check("test_accuracy", data, tested is None or _is_number(tested), "a number, or null")
+        spent = data.get("callback_seconds")
+        _check("callback_seconds", data, spent is None or _is_time(spent), "seconds, not below 0, or null")
         lengths = {len(data[name]) for name in _SERIES}
         if len(lengths) != 1 or 0 in lengths:
             raise ValueError(f"no result of a run: its epochs count differently, {sorted(lengths)}")
@@ -153,8 +158,8 @@ def _load(path: Path) -> Run:
 def shipped_runs() -> list[Run]:
     """Returns the results that come with the package, of which the README tells.
 
-    They are of small networks on 800 images of Fashion-MNIST: of the grids ``paper.yaml`` and ``strong.yaml`` in
-    ``configs/compare``, which say how they were made, as far as these have been run.
+    They are of small networks on 800 images of Fashion-MNIST: of the grids ``paper.yaml``, ``strong.yaml`` and
+    ``ablations.yaml`` in ``configs/compare``, which say how they were made.
 
     Example:
         >>> "fixed_16" in {run.arm for run in shipped_runs()}
@@ -224,7 +229,15 @@ def write_runs(runs: Iterable[Run], path: str | Path) -> Path:
 
 def _rounded(run: Run) -> dict[str, Any]:
     """Returns a run as plain data, with no digit that says nothing."""
-    times = {name: [float(f"{value:.4g}") for value in getattr(run, name)] for name in ("seconds", "processor_seconds")}
-    accuracies = [round(value, 6) for value in run.accuracies]
-    tested = None if run.test_accuracy is None else round(run.test_accuracy, 6)
-    return {**run.to_dict(), **times, "accuracies": accuracies, "test_accuracy": tested}
+
+    def four(value: float) -> float:
+        return float(f"{value:.4g}")
+
+    return {
+        **run.to_dict(),
+        "seconds": [*map(four, run.seconds)],
+        "processor_seconds": [*map(four, run.processor_seconds)],
+        "accuracies": [round(value, 6) for value in run.accuracies],
+        "test_accuracy": None if run.test_accuracy is None else round(run.test_accuracy, 6),
+        "callback_seconds": None if run.callback_seconds is None else four(run.callback_seconds),
+    }

@@ -73,6 +73,7 @@ def line_of(
     accuracy = median_of(mine, accuracy_name(rows))
     seconds, reached = median_of(mine, "processor_seconds"), median_of(mine, "processor_seconds_to_target")
     steps, last = median_of(mine, "steps"), median_of(mine, "final_batch_size")
+    overhead = median_of(mine, "overhead")
     against = over_bar[arm].word if arm in over_bar else ""
     cells = [
         _gain_cell(gain and gain.time, "%", 0),
@@ -84,6 +85,7 @@ def line_of(
         Cell(duration(reached), by=reached) if drawable(reached) else Cell("never", by=_NEVER),
         Cell(f"{steps:,.0f}", by=steps),
         Cell(f"{last:,.0f}", by=last),
+        Cell(f"{overhead:.1%}", by=overhead) if drawable(overhead) else Cell("–"),
         Cell(f"{len(mine)}", by=len(mine)),
     ]
     return Line(clean(arm, 40), ", ".join(notes), gain.word if gain else "", against, is_fixed, cells)
@@ -97,6 +99,6 @@ def _gain_cell(interval: Interval | None, unit: str, digits: int) -> Cell:
 
 def median_of(rows: Sequence[Row], name: str) -> float:
     """Returns the median of a measure; ``nan`` where no row has it, and infinity where most never got there."""
-    values = [value for row in rows if not math.isnan(value := getattr(row, name))]
+    values = [value for row in rows if (value := getattr(row, name)) is not None and not math.isnan(value)]
     middle = median(values) if values else math.nan
     return math.inf if math.isnan(middle) and values else middle

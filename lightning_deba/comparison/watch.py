@@ -1,4 +1,4 @@
-"""What a job notes while it trains: accuracies, processor seconds, and the checkpoint of its last epoch."""
+"""What a job notes while it trains: accuracies, processor seconds, the overhead, and the last epoch's checkpoint."""
 
 from __future__ import annotations
 
@@ -8,8 +8,38 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.profilers import Profiler
 
-__all__ = ["Watch", "metric_of"]
+from lightning_deba.callback import BatchSizeScheduler
+
+__all__ = ["HookClock", "Watch", "metric_of"]
+
+
+class HookClock(Profiler):
+    """Adds up the processor seconds in the hooks of one callback: Lightning tells its profiler of each of them.
+
+    Args:
+        callback: Name of the callback's class.
+
+    Attributes:
+        seconds: The sum.
+    """
+
+    def __init__(self, callback: str) -> None:
+        super().__init__()
+        self._prefix = f"[Callback]{callback}."
+        self._since = 0.0
+        self.seconds = 0.0
+
+    def start(self, action_name: str) -> None:
+        """Starts at one of the hooks."""
+        if action_name.startswith(self._prefix):
+            self._since = time.process_time()
+
+    def stop(self, action_name: str) -> None:
+        """Stops after it."""
+        if action_name.startswith(self._prefix):
+            self.seconds += time.process_time() - self._since
 
 
 class Watch(Callback):
@@ -17,6 +47,12 @@ class Watch(Callback):
 
     Args:
         metric: Name of the accuracy among the metrics of the Trainer.
+
+    Attributes:
+        accuracies: The accuracy at each epoch's end.
+        processor_seconds: Processor seconds of training in each epoch, validation not counted.
+        hooks: To be the Trainer's profiler, so that the next is noted.
+        callback_seconds: How many of all those seconds were spent in the hooks of `BatchSizeScheduler`.
     """
 
     CHECKPOINTS: ClassVar = ("last.ckpt", "trained.ckpt")
@@ -26,11 +62,15 @@ class Watch(Callback):
         self.metric = metric
         self.accuracies: list[float] = []
         self.processor_seconds: list[float] = []
+        self.hooks = HookClock(BatchSizeScheduler.__qualname__)
+        self.callback_seconds = 0.0
+        self._hooks_before = 0.0
         self._spent = 0.0
         self._since = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Starts the clock."""
+        self._hooks_before = self.hooks.seconds
         self._spent, self._since = 0.0, time.process_time()
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -46,6 +86,7 @@ class Watch(Callback):
         if len(self.accuracies) > trainer.current_epoch:
             return  # a resumed run comes through the end of a finished epoch once more
         self.processor_seconds.append(self._spent + time.process_time() - self._since)
+        self.callback_seconds += self.hooks.seconds - self._hooks_before
         self.accuracies.append(metric_of(trainer.callback_metrics, self.metric))
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -56,12 +97,14 @@ class Watch(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what was noted."""
-        return {"accuracies": self.accuracies, "processor_seconds": self.processor_seconds}
+        names = ("accuracies", "processor_seconds", "callback_seconds")
+        return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Goes on from what was noted."""
         self.accuracies = list(state_dict["accuracies"])
         self.processor_seconds = list(state_dict["processor_seconds"])
+        self.callback_seconds = state_dict["callback_seconds"]
 
 
 def metric_of(metrics: Mapping[str, Any], name: str) -> float:

@@ -14,23 +14,42 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from lightning_deba.comparison.gains import fixed_sizes
-from lightning_deba.comparison.markdown import markdown_table
+from lightning_deba.comparison.gains import fixed_sizes, gains
+from lightning_deba.comparison.markdown import markdown_gain, markdown_table
 from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.page import write_comparison_report
 from lightning_deba.comparison.runs import Run, load_runs, shipped_runs, write_runs
 
 BASELINE = "fixed_16"
 ARMS = ("deba", "noise_scale", "goodput", "goodput_at_one_rate")
+OTHERS = {
+    "Other ways": {
+        "cosine at 16": "fixed_16_cosine",
+        "OneCycle at 16": "fixed_16_onecycle",
+        "StepBS": "step",
+        "plateau": "plateau",
+        "AdaBatch": "adabatch",
+        "accumulation": "accumulate",
+    },
+    "DEBA with": {
+        "cooldown 0": "deba_cooldown_0",
+        "2": "deba_cooldown_2",
+        "10": "deba_cooldown_10",
+        "all of the history": "deba_full_history",
+        "the variance alone": "deba_confidence_alone",
+        "the variations alone": "deba_stability_alone",
+    },
+}
+"""What the sentences below the table tell of: arms by what they are called there."""
 SHIPPED = Path(__file__).parents[2] / "lightning_deba" / "comparison" / "evidence" / "fashion_mnist.jsonl"
 
 
 def table() -> str:
-    """Returns the table in Markdown, of those arms that have been run, and a sentence on the time to a target."""
+    """Returns the table in Markdown, of those arms that have been run, and sentences on what it does not show."""
     runs = shipped_runs()
     there = {run.arm for run in runs}
     laid_out = markdown_table(runs, BASELINE, [arm for arm in ARMS if arm in there])
-    return "\n".join([laid_out, "", *to_target(runs)])
+    return "\n".join([laid_out, "", *(f"- {told}" for told in (*to_target(runs), *others(runs)))])
 
 
 def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> Iterator[str]:
@@ -54,6 +73,21 @@ def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> I
     if told:
         what = f"Processor time of `{policy}` to where `{BASELINE}` ends, over that of the fixed size fastest there"
         yield f"{what}: {', '.join(told)}."
+
+
+def others(runs: Sequence[Run]) -> Iterator[str]:
+    """Tells what arms that have no column have over the baseline, a sentence a group."""
+    found = {(gain.model, gain.arm): gain for gain in gains(measure(runs, BASELINE), BASELINE)}
+    for group, arms in OTHERS.items():
+        models = sorted({model for model, arm in found if arm in arms.values()})
+        if not models:
+            continue
+        told = [
+            f"{name} {' / '.join(markdown_gain(found[model, arm], intervals=False) for model in models)}"
+            for name, arm in arms.items()
+            if all((model, arm) in found for model in models)
+        ]
+        yield f"{group} ({' / '.join(models)}): {'; '.join(told)}."
 
 
 if __name__ == "__main__":
