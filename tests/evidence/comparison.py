@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from lightning_deba.comparison.gains import fixed_sizes, gains
+from lightning_deba.comparison.gains import Gain, fixed_sizes, gains
 from lightning_deba.comparison.markdown import markdown_gain, markdown_table
 from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.page import write_comparison_report
@@ -33,8 +33,8 @@ OTHERS = {
     },
     "DEBA with": {
         "cooldown 0": "deba_cooldown_0",
-        "2": "deba_cooldown_2",
-        "10": "deba_cooldown_10",
+        "cooldown 2": "deba_cooldown_2",
+        "cooldown 10": "deba_cooldown_10",
         "all of the history": "deba_full_history",
         "the variance alone": "deba_confidence_alone",
         "the variations alone": "deba_stability_alone",
@@ -83,11 +83,13 @@ def others(runs: Sequence[Run]) -> Iterator[str]:
         if not models:
             continue
         told = [
-            f"{name} {' / '.join(markdown_gain(found[model, arm], intervals=False) for model in models)}"
-            for name, arm in arms.items()
-            if all((model, arm) in found for model in models)
+            f"{name} {' / '.join(_briefly(found.get((model, arm))) for model in models)}" for name, arm in arms.items()
         ]
         yield f"{group} ({' / '.join(models)}): {'; '.join(told)}."
+
+
+def _briefly(gain: Gain | None) -> str:
+    return "–" if gain is None else markdown_gain(gain, intervals=False)
 
 
 if __name__ == "__main__":
