@@ -26,6 +26,7 @@ from lightning_deba.comparison.markdown import markdown_table
 from lightning_deba.comparison.measures import measure
 from lightning_deba.comparison.page import write_comparison_report
 from lightning_deba.comparison.runs import Run, load_runs, shipped_runs, write_runs
+from lightning_deba.comparison.table import line_of
 from lightning_deba.comparison.words import missing as missing_runs
 from lightning_deba.report.figures import COLORS, INK, MUTED
 from tests.browser import NOTHING, browse, in_a_browser
@@ -408,7 +409,7 @@ def sentences(page, begin, end):
 def test_the_table_holds_every_arm_with_its_numbers(page, runs):
     head, *rows = page.tables[0][1]
     assert head[:5] == ["Arm", "Time", "Points", "Verdict", "Over the bar"]
-    assert head[5:] == ["Test accuracy", "Time spent", head[7], "Steps", "Last batch", "Runs"]
+    assert head[5:] == ["Test accuracy", "Time spent", head[7], "Steps", "Last batch", "Overhead", "Runs"]
     assert [row[0] for row in rows] == [
         "fixed_16baseline",
         "fixed_64bar to beat",
@@ -432,7 +433,7 @@ def test_the_table_holds_every_arm_with_its_numbers(page, runs):
             assert time.replace("−", "-").startswith(f"{100 * gain.time.value:+.0f}%")
             low, high = (f"{100 * bound:+.1f}" for bound in gain.accuracy[1:])
             assert points.replace("−", "-") == f"{100 * gain.accuracy.value:+.1f}{low} to {high}"
-    assert rows[1][8:] == ["156", "64", "3"]
+    assert rows[1][8:] == ["156", "64", "–", "3"]
     assert rows[2][7] == "never"
 
 
@@ -620,11 +621,35 @@ def test_by_default_it_has_the_policies_that_every_model_has(runs):
 
 def test_the_readme_s_table_can_be_made_again():
     models = {run.model for run in shipped_runs()}
-    laid_out, _, sentence = evidence.table().partition("\n\n")
+    laid_out, _, sentences = evidence.table().partition("\n\n")
     assert len(laid_out.split("\n")) == 2 + len(models)
-    assert sentence.startswith(
-        "Processor time of `goodput` to where `fixed_16` ends, over that of the fixed size fastest there: "
+    target, others, ablations = sentences.split("\n")
+    assert target.startswith(
+        "- Processor time of `goodput` to where `fixed_16` ends, over that of the fixed size fastest there: "
     )
+    assert others.startswith("- Other ways (efficientnet_b0 / mobilenetv3 / resnet18): cosine at 16 ")
+    assert ablations.startswith("- DEBA with (mobilenetv3 / resnet18): cooldown 0 ")
+
+
+def test_other_arms_are_told_of_as_they_are():
+    """Whatever was run of a group, and a dash for what was not."""
+    mine = [run for run in shipped_runs() if run.arm in ("fixed_16", "step") and run.model != "resnet18"]
+    more = [run for run in shipped_runs() if run.arm == "plateau" and run.model == "mobilenetv3"]
+    (sentence,) = evidence.others([*mine, *more])
+    told = dict(part.strip().split(" ", 1) for part in sentence.partition(":")[2].rstrip(".").split(";")[2:])
+    found = {(gain.model, gain.arm): gain for gain in gains(measure([*mine, *more], "fixed_16"), "fixed_16")}
+    assert told["AdaBatch"] == "– / –"
+    time = f"{100 * found['mobilenetv3', 'plateau'].time.value:+.0f} %".replace("-", "−")
+    assert told["plateau"].startswith("– / ")
+    assert time in told["plateau"]
+    assert told["StepBS"].count(" / ") == 1
+
+
+def test_the_overhead_is_a_column():
+    run = next(run for run in shipped_runs() if run.callback_seconds is not None)
+    rows = measure([run], run.arm)
+    (overhead,) = line_of(run.arm, rows, run.arm, None, [], {}, True).cells[-2:-1]
+    assert overhead.text == f"{100 * run.callback_seconds / sum(run.processor_seconds):.1f}%"
 
 
 def test_the_time_to_a_target_is_set_against_the_fixed_size_that_is_fastest_there():
