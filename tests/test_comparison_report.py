@@ -260,6 +260,8 @@ def test_the_bar_is_the_fastest_fixed_size_that_is_about_as_accurate(runs):
     assert best_fixed(runs, rows, "fixed_16", "resnet18") == "fixed_64"
     few = [run for run in runs if run.arm in ("fixed_16", "fixed_256", "deba")]
     assert best_fixed(few, measure(few, "fixed_16"), "fixed_16", "resnet18") == "fixed_16"
+    one = [run for run in runs if run.arm in ("fixed_16", "deba")]
+    assert best_fixed(one, measure(one, "fixed_16"), "fixed_16", "resnet18") is None
     assert best_fixed(runs, rows, "deba", "resnet18") is None
     assert best_fixed(runs, rows, "fixed_16", "another") is None
 

@@ -125,7 +125,7 @@ def best_fixed(runs: Sequence[Run], rows: Sequence[Row], baseline: str, model: s
     """Returns the bar to beat: the fastest fixed batch size that is about as accurate as the baseline, in hindsight.
 
     Whoever had known it from the start had needed no policy. It may be half a point less accurate, so that a single
-    unlucky seed does not decide; the baseline itself is the bar where no other is.
+    unlucky seed does not decide; the baseline itself is the bar where no other is as good.
 
     Args:
         runs: The results.
@@ -134,7 +134,8 @@ def best_fixed(runs: Sequence[Run], rows: Sequence[Row], baseline: str, model: s
         model: The model's name.
 
     Returns:
-        The arm's name; ``None`` if the model has no run of the baseline, or its batch size changes.
+        The arm's name; ``None`` if the model has no run of the baseline, its batch size changes, or no other fixed
+        size was run: of one there is no best.
 
     Example:
         >>> from lightning_deba.comparison import measure, shipped_runs
@@ -143,7 +144,7 @@ def best_fixed(runs: Sequence[Run], rows: Sequence[Row], baseline: str, model: s
         True
     """
     fixed = fixed_sizes(runs, model)
-    if baseline not in fixed:
+    if baseline not in fixed or len(fixed) < 2:
         return None
     good = {gain.arm for gain in gains(rows, baseline) if gain.model == model and gain.accuracy.value >= -TOLERANCE}
     times = {

@@ -132,7 +132,7 @@ def _part(runs: Sequence[Run], baseline: str, target: float | None, most_lines: 
     rows = measure(runs, baseline, target)
     found = gains(rows, baseline)
     fixed = fixed_sizes(runs, model)
-    bar = best_fixed(runs, rows, baseline, model) if len(fixed) > 1 else None  # of one size there is no best
+    bar = best_fixed(runs, rows, baseline, model)
     over_bar = {gain.arm: gain for gain in gains(rows, bar)} if bar else {}
     lines = [line_of(arm, rows, baseline, bar, found, over_bar, arm in fixed) for arm in ordered_arms(runs, baseline)]
     return Part(
