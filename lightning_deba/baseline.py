@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
@@ -16,7 +17,7 @@ from lightning_deba.characterization import Characterization, StabilityProfile, 
 from lightning_deba.characterization.profile import SHORTEST
 from lightning_deba.policies import Hold
 from lightning_deba.presets import architecture_in
-from lightning_deba.records import EpochRecord, read_history
+from lightning_deba.records import EpochRecord, read_history, write_whole
 from lightning_deba.throughput import LADDER, measure_throughput
 
 __all__ = ["characterize", "fit_once", "run_baseline"]
@@ -45,7 +46,7 @@ def characterize(
         epochs: Epochs of each run, at least 8.
         seeds: Seeds of the runs, or how many: 0, 1 and so on.
         directory: Where the histories and the throughput curve go.
-        batch_sizes: Ladder of the throughput curve.
+        batch_sizes: Ladder of the throughput curve. With another one, or other threads, it is measured anew.
         trainer_args: Further arguments of every `Trainer`.
         callbacks: Further callbacks of the training runs.
         about: What to keep of how it was made, as plain data.
@@ -55,7 +56,7 @@ def characterize(
 
     Raises:
         ValueError: If there are too few epochs or no seeds, the runs say too little, or `directory` holds those of
-            another model, batch size or `about`.
+            another model, batch size, `trainer_args` or `about`.
         OSError: If nothing can be written to `directory`, before any training.
 
     Example:
@@ -73,6 +74,8 @@ def characterize(
     directory, module = Path(directory), module_factory()
     architecture = architecture_in(module) or type(module).__name__
     about = {"architecture": architecture, "batch_size": getattr(datamodule, "batch_size", None), **(about or {})}
+    if trainer_args:
+        about["trainer_args"] = dict(trainer_args)
     _check_the_same(directory, about)
     histories = run_baseline(
         module_factory,
@@ -84,12 +87,7 @@ def characterize(
         callbacks=callbacks,
     )
     profile = StabilityProfile.from_histories(histories, architecture)
-    kept = directory / "throughput.json"
-    if kept.exists():
-        curve = ThroughputCurve.from_dict(json.loads(kept.read_text(encoding="utf-8")))
-    else:
-        curve = measure_throughput(module, datamodule, batch_sizes, trainer_args=trainer_args)
-        kept.write_text(json.dumps(curve.to_dict()) + "\n", encoding="utf-8")
+    curve = _throughput(module, datamodule, batch_sizes, trainer_args, directory / "throughput.json")
     versions = {name: version(name) for name in ("lightning-deba", "lightning", "torch")}
     return Characterization(profile, curve, {"seeds": list(numbers), "versions": versions, **about})
 
@@ -98,14 +96,42 @@ def _check_the_same(directory: Path, about: Mapping[str, Any]) -> None:
     """Refuses a directory with the runs of something else, which would be taken for those of this; notes what it is."""
     path, here = directory / "about.json", json.loads(json.dumps(about, default=str))
     if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))
+        there = _read(path)
         if differing := [name for name in {**there, **here} if there.get(name) != here.get(name)]:
             raise ValueError(
                 f"`directory` '{directory}' holds the runs of another characterization: `{differing[0]}` was "
                 f"{there.get(differing[0])!r} and is {here.get(differing[0])!r}. Name another one, or delete it."
             )
     directory.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(here, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(here, indent=1) + "\n")
+
+
+def _throughput(
+    module: LightningModule,
+    datamodule: LightningDataModule,
+    batch_sizes: Sequence[int],
+    trainer_args: Mapping[str, Any] | None,
+    path: Path,
+) -> ThroughputCurve:
+    """Measures the throughput curve, or reads the one that was measured alike."""
+    alike = {"batch_sizes": list(batch_sizes), "threads": torch.get_num_threads()}
+    if path.exists():
+        kept = _read(path)
+        if all(kept.get(name) == value for name, value in alike.items()):
+            return ThroughputCurve.from_dict(kept)
+    curve = measure_throughput(module, datamodule, batch_sizes, trainer_args=trainer_args)
+    write_whole(path, json.dumps({**curve.to_dict(), **alike}) + "\n")
+    return curve
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"'{path}' cannot be read: {error}. Delete it, and it is made anew.") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"'{path}' cannot be read: it must be a JSON object. Delete it, and it is made anew.")
+    return found
 
 
 def run_baseline(

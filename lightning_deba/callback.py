@@ -153,6 +153,10 @@ class BatchSizeScheduler(Callback):
         self._batch_idx = 0
         self._step: int | None = None  # the Trainer's `global_step` when a gradient was last measured
         self._counts_samples = True  # else the batch size is in another unit, such as tokens
+        self._batches_tell: bool | None = None  # how many samples they hold; else the loader's size is believed
+        self._epoch: int | None = None  # that the meter is in
+        self._cut_off: dict[str, Any] | None = None  # the state inside an epoch that has ended before its last batch
+        self._restores = True  # else a checkpoint is loaded for a test
         self._actuator: BatchSizeActuator | None = None
         self._policy: BatchSizePolicy | None = None
         self._writer: RunWriter | None = None
@@ -199,10 +203,13 @@ class BatchSizeScheduler(Callback):
         return self.preset
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Restores the owner's batch size before anything can build the loader."""
+        """Sets the owner's batch size before `configure_optimizers` can build the loader."""
+        self._restores = actuators.is_fitting(trainer)
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if self._actuator is None or state is None or state["batch_size"] is None:
             return
+        if memory.reader_for(trainer.strategy.root_device) is not None:
+            self._forecast = state.get("forecast")
         # A schedule that asks how many steps there will be gets the answer that it got when the run began.
         first = next(iter(state["history"].get("batch_size", ())), state["batch_size"])
         parts = actuators.data_ranks(trainer) * self._accumulation_for(trainer, first)
@@ -214,9 +221,12 @@ class BatchSizeScheduler(Callback):
         actuators.set_before_loading(trainer, name, batch_size)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tells the loggers what the fit is run with."""
-        if self._actuator is not None:
-            journal.log_hyper_parameters(trainer, self._run(pl_module))
+        """Sets a restored batch size before the loader is built, and tells the loggers what the fit is run with."""
+        if self._actuator is None:
+            return
+        if self._batch_size is not None and not actuators.is_loaded(trainer):
+            self._set_before_loading(trainer, self._batch_size)
+        journal.log_hyper_parameters(trainer, self._run(pl_module))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Takes the first batch size from the loader, or gives a restored one to it."""
@@ -229,6 +239,9 @@ class BatchSizeScheduler(Callback):
         accumulation, ranks = self._running_accumulation, self._ranks  # of a checkpoint
         self._ranks = actuators.data_ranks(trainer)
         self._split(trainer, self._batch_size)
+        if found != self._batch_size:  # `configure_optimizers` had the loader built, with the run's first size
+            self._acting.request(trainer, self._batch_size)
+            actuators.reload_if_requested(trainer)
         self._acting.settle(trainer, self._batch_size)
         self._couple(trainer, pl_module)
         if self.history or self._meter.optimizer_steps:
@@ -272,7 +285,7 @@ class BatchSizeScheduler(Callback):
             raise MisconfigurationException(
                 f"`max_samples` is {self.max_samples}, which is less than one batch of {self._running_batch_size}."
             )
-        resumed = bool(self.history or self._meter.optimizer_steps)
+        resumed = bool(self.history or self._meter.optimizer_steps) or actuators.is_inside_epoch(trainer)
         self._coupling.begin(trainer, pl_module, self._running_batch_size, self.history, resumed=resumed)
 
     def _resume(self, trainer: Trainer, accumulation: int | None, ranks: int | None) -> None:
@@ -282,10 +295,12 @@ class BatchSizeScheduler(Callback):
             self._meter.begin_step_again()
         if ranks is not None:
             self._meter.go_on_with_ranks(ranks, actuators.data_ranks(trainer))
-        if self._meter.samples and trainer.current_epoch > len(self.history):
-            self._close_epoch(trainer, trainer.current_epoch - 1)
+        epoch = len(self.history) if self._epoch is None else self._epoch
+        if self._meter.samples and trainer.current_epoch > epoch:
+            self._close_epoch(trainer, epoch)
             actuators.reload_if_requested(trainer)
             self._acting.settle(trainer, self._running_batch_size)
+            self._coupling.follow(self._running_batch_size, self.history)
         actuators.finish_resumed_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -296,6 +311,7 @@ class BatchSizeScheduler(Callback):
         actuators.check_ranks_agree(trainer, self._acting)
         self._coupling.follow(self._running_batch_size, self.history)
         self._sample_mean.reset()
+        self._cut_off = None
         self._begin_noise(trainer)
         self._start()
 
@@ -311,11 +327,13 @@ class BatchSizeScheduler(Callback):
         if actuators.skips_training(trainer):
             return
         micro = actuators.micro_batch_size(trainer, self._running_batch_size)
-        self._samples, self._batch_idx = _samples_in(batch, micro), batch_idx
+        samples = _samples_in(batch, micro)
+        if self._batches_tell is None or batch_idx == 0:
+            self._batches_tell = not self._counts_samples or check_first_batch(samples, micro, self._limits(trainer))
+        self._samples, self._batch_idx = samples if self._batches_tell else micro, batch_idx
+        self._epoch = trainer.current_epoch
         self._meter.count(self._samples)
         if batch_idx == 0:
-            if self._counts_samples:
-                check_first_batch(self._samples, micro, self._limits(trainer))
             pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -323,7 +341,10 @@ class BatchSizeScheduler(Callback):
         if self._noise is not None:
             self._noise.before_backward(trainer, self._batch_idx, _loss_scale(trainer, pl_module.device))
         if self._accumulates(trainer, pl_module):
-            self._sample_mean.weigh(loss, self._samples)
+            micro = actuators.micro_batch_size(trainer, self._running_batch_size)
+            # Of several ranks only the last batch may be short: all of them then know when to add their samples up.
+            alone = actuators.data_ranks(trainer) == 1
+            self._sample_mean.weigh(loss, self._samples if alone or trainer.is_last_batch else micro, micro)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Looks at what has been accumulated."""
@@ -338,7 +359,10 @@ class BatchSizeScheduler(Callback):
         """Measures the gradient: accumulated, averaged over ranks, unscaled and not yet clipped."""
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         if self._accumulates(trainer, pl_module):
-            self._sample_mean.close(gradients, trainer.accumulate_grad_batches)
+            samples = self._sample_mean.samples
+            if trainer.is_last_batch:
+                samples = actuators.mean_over_ranks(trainer, samples)
+            self._sample_mean.close(gradients, trainer.accumulate_grad_batches, samples)
         if optimizer is not trainer.optimizers[self.optimizer_index] or trainer.global_step == self._step:
             return  # another one's step, or one that looks at its gradient again before it is done, as LBFGS does
         self._step = trainer.global_step
@@ -347,12 +371,16 @@ class BatchSizeScheduler(Callback):
         scale = _loss_scale(trainer, pl_module.device) if scaled else 1.0
         self._meter.step(
             gradients,
-            full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._counts_samples else 0,
+            full_step=self._running_batch_size // actuators.data_ranks(trainer) if self._may_be_short(trainer) else 0,
             scale=scale,
             learning_rate=self._coupling.rate(optimizer),
         )
         if self._noise is not None:
             self._noise.step(self._running_batch_size, scale, counts=self._meter.whole)
+
+    def _may_be_short(self, trainer: Trainer) -> bool:
+        """Whether the step may have fewer samples than the others: the last of an epoch of samples."""
+        return self._counts_samples and trainer.is_last_batch
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -368,7 +396,10 @@ class BatchSizeScheduler(Callback):
         # By the loader's count: what a batch holds may be no samples.
         steps = (batch_idx + 1) // trainer.accumulate_grad_batches
         self._coupling.advance(pl_module, self._of_budget(steps * self._running_batch_size), trainer.is_last_batch)
-        spent = self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples
+        # All ranks have to stop alike, also where their last batches differ.
+        alone = actuators.data_ranks(trainer) == 1
+        seen = self._samples_seen(trainer) if alone else self._samples_before + steps * self._running_batch_size
+        spent = self.max_samples is not None and seen >= self.max_samples
         if spent and (trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0):
             trainer.should_stop = True  # and not within a step, whose gradient would be lost
 
@@ -376,10 +407,14 @@ class BatchSizeScheduler(Callback):
         """Bounds samples of the running epoch by `max_samples`: a schedule that was sized by it must not overrun."""
         if self.max_samples is None:
             return samples
-        return min(samples, self.max_samples - sum(past.samples for past in self.history))
+        return min(samples, self.max_samples - self._samples_before)
+
+    @property
+    def _samples_before(self) -> int:
+        return sum(past.samples for past in self.history)
 
     def _samples_seen(self, trainer: Trainer) -> int:
-        return sum(past.samples for past in self.history) + self._meter.samples * actuators.data_ranks(trainer)
+        return self._samples_before + self._meter.samples * actuators.data_ranks(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the time."""
@@ -394,7 +429,7 @@ class BatchSizeScheduler(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Lets the time run again."""
-        if not trainer.sanity_checking:
+        if self._actuator is not None and not trainer.sanity_checking:
             self._start()
 
     # Deciding and acting
@@ -405,6 +440,8 @@ class BatchSizeScheduler(Callback):
             return  # a resumed run comes through the end of a finished epoch once more
         if not self._meter.samples:
             return  # nothing was trained on: there is nothing to decide from
+        # A run that is stopped inside an epoch, as by `max_steps`, goes on inside it.
+        self._cut_off = self.state_dict() if actuators.is_cut_off(trainer) else None
         self._close_epoch(trainer, trainer.current_epoch)
         if self._writer is not None:
             self._writer.append(self.history[-1], self.decisions[-1])
@@ -429,7 +466,8 @@ class BatchSizeScheduler(Callback):
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
             journal.announce(journal.sentence(record.batch_size, decided))
-        self._split(trainer, decided.batch_size)
+        if not self.dry_run:
+            self._split(trainer, decided.batch_size)
         if (decided.batch_size, trainer.accumulate_grad_batches) != (record.batch_size, record.accumulation):
             self._acting.request(trainer, decided.batch_size)
         self._batch_size = decided.batch_size
@@ -511,7 +549,7 @@ class BatchSizeScheduler(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns plain data: the history, the decisions, the batch size, and the running epoch's sums."""
-        return {
+        return self._cut_off or {
             "version": STATE_VERSION,
             "batch_size": self._batch_size,
             "history": to_columns(self.history),
@@ -520,15 +558,20 @@ class BatchSizeScheduler(Callback):
             "clock": self._coupling.state_dict(),
             "accumulation": self._running_accumulation,
             "ranks": self._ranks,
+            "epoch": self._epoch,
+            "forecast": self._forecast,
             "noise": None if self._noise is None else self._noise.meter.state_dict(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from a `state_dict`.
+        """Goes on from a `state_dict`; what was found stands while a checkpoint is tested.
 
         Raises:
             ValueError: If it is of a later version, or its history cannot be read.
         """
+        if not self._restores:
+            self._restores = True
+            return
         if state_dict.get("version") not in range(1, STATE_VERSION + 1):
             raise ValueError(
                 f"The checkpoint's BatchSizeScheduler state has version {state_dict.get('version')!r}; this release "
@@ -541,6 +584,8 @@ class BatchSizeScheduler(Callback):
         self._coupling.load_state_dict(state_dict["clock"])
         self._running_accumulation = state_dict.get("accumulation")
         self._ranks = state_dict.get("ranks")
+        self._epoch = state_dict.get("epoch")
+        self._cut_off = None
         if self._noise is not None and (state := state_dict.get("noise")) is not None:
             self._noise.meter.load_state_dict(state)
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import (
     GradientAccumulationScheduler,
     ThroughputMonitor,
 )
-from lightning.pytorch.strategies import DeepSpeedStrategy
+from lightning.pytorch.strategies import DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 from torch.optim import LBFGS
 
@@ -89,6 +89,12 @@ def check_neighbours(trainer: Trainer) -> None:
                 raise MisconfigurationException(
                     f"`BatchSizeScheduler` cannot work beside `{type(other).__name__}`: {remedy}."
                 )
+    if isinstance(trainer.strategy, FSDPStrategy):
+        raise MisconfigurationException(
+            "`BatchSizeScheduler` cannot measure gradients under `FSDPStrategy`, where each rank holds a part of them "
+            "that does not tell what it is a part of. Use `ModelParallelStrategy`, with `fully_shard`, or "
+            '`strategy="ddp"`.'
+        )
     if isinstance(trainer.strategy, DeepSpeedStrategy):
         raise MisconfigurationException(
             "`BatchSizeScheduler` cannot work under the DeepSpeed strategy, whose engine fixes the batch size when "
@@ -126,14 +132,16 @@ def check_data(limits: Limits) -> None:
         )
 
 
-def check_first_batch(samples: int, micro: int, limits: Limits) -> None:
-    """Warns where an epoch's first batch is not what the loader said: a batch sampler that does not obey."""
+def check_first_batch(samples: int, micro: int, limits: Limits) -> bool:
+    """Tells whether an epoch's first batch is what the loader said, and warns where it is not."""
     whole = limits.loaders[0].samples
-    if samples != micro and (whole is None or samples < min(micro, whole)):
-        rank_zero_warn(
-            f"The epoch's first batch has {samples} samples, and the loader's batch size is {micro}: the loader does "
-            "not use it, or the batch's first dimension is not that of the samples."
-        )
+    if samples == (micro if whole is None else min(micro, whole)):
+        return True
+    rank_zero_warn(
+        f"The epoch's first batch has {samples} samples by its first dimension, and the loader's batch size is "
+        f"{micro}, by which they are counted. If the batch really has another size, have the loader use its own."
+    )
+    return False
 
 
 def warn_of_first_size(batch_size: int, minimum: int, maximum: int) -> None:
@@ -157,6 +165,12 @@ def warn_of_what_is_missing(record: EpochRecord, optimizer_index: int) -> None:
             f"No step of optimizer {optimizer_index} was seen in epoch {record.epoch}, so no gradient was "
             "measured. Under manual optimization, step what `self.optimizers()` returns: Lightning hides the steps "
             "of `use_pl_optimizer=False` from callbacks. `optimizer_index` names another optimizer."
+        )
+    elif record.gradient_norm is None:
+        rank_zero_warn(
+            f"No gradient of epoch {record.epoch} was measured: of its {record.optimizer_steps} steps none was whole "
+            "and finite. An epoch's last one may have fewer samples, and is left out. A policy that needs it, such as "
+            "DEBA, holds without it. Lower the batch size, or give more data."
         )
     if record.loss is None:
         rank_zero_warn(

@@ -85,7 +85,8 @@ class Limits:
     @property
     def largest(self) -> int:
         """No batch size above this can be granted: the bound, or what the smallest data set holds."""
-        held = (dl.samples * self.world_size / dl.ratio for dl in self.loaders if dl.samples is not None)
+        # A loader's size is rounded, so that one of half a sample too many fits as well.
+        held = ((dl.samples + 0.5) * self.world_size / dl.ratio for dl in self.loaders if dl.samples is not None)
         return min([self.maximum, *(math.ceil(samples) for samples in held)])
 
     def objections(self, batch_size: int) -> list[str]:

@@ -32,7 +32,8 @@ def largest_micro_batch_size(peaks: Mapping[int, int], available: int, share: fl
     Peak memory is taken as linear in the micro-batch size: weights, gradients and optimizer state stay, activations
     grow with the samples. Through the two largest sizes seen runs the line ``peak(m) = a + b m``, and the forecast
     is the largest m with ``peak(m) <= share x available``. From one size alone the line goes through zero, which
-    takes the fixed part for activations and so errs on the safe side.
+    takes the fixed part for activations and so errs on the safe side. A size that has trained fits, unless others have
+    taken memory since.
 
     Args:
         peaks: Peak bytes by micro-batch size.
@@ -52,13 +53,12 @@ def largest_micro_batch_size(peaks: Mapping[int, int], available: int, share: fl
     if not seen:
         return None
     size, peak = seen[-1]
+    fits = size if peak <= available else 1
     before, peak_before = seen[-2] if len(seen) > 1 else (0, 0)
     slope = (peak - peak_before) / (size - before)
     if slope <= 0:
         return None
-    # As whole numbers, so that a size which was seen to fit is never lost by rounding.
-    room = int(share * available) - peak
-    return max(1, size + int(room // slope))
+    return max(fits, size + int((share * available - peak) // slope))
 
 
 class MemoryReader(Protocol):

@@ -209,7 +209,8 @@ class EpochMeter:
             learning_rate: That of the step.
         """
         self.optimizer_steps += 1
-        self._learning_rate = learning_rate
+        # One that is a tensor is changed in place by its schedule.
+        self._learning_rate = learning_rate.clone() if isinstance(learning_rate, Tensor) else learning_rate
         if self._samples_of_step:
             self.whole = self._samples_of_step >= full_step
         self.gradients.update(gradients, scale, counts=self.whole)
@@ -227,8 +228,8 @@ class EpochMeter:
             self._losses = self._losses * before / now
 
     def loss(self, loss: Tensor, samples: int) -> None:
-        """Adds the mean loss of a micro-batch of so many samples."""
-        loss = loss.detach().to(total_type(loss.device))
+        """Adds the mean loss of a micro-batch of so many samples; one of a single element may have any shape."""
+        loss = loss.detach().to(total_type(loss.device)).mean()
         pair = torch.stack([loss * samples, torch.full_like(loss, samples)])
         self._losses = pair if self._losses is None else self._losses.to(pair) + pair
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
@@ -58,6 +59,10 @@ class NoiseWatch:
     def begin(self, trainer: Trainer, optimizer: Optimizer, batch_size: int) -> None:
         """Prepares for an epoch; what an epoch that is gone on with has measured is kept."""
         mode = mode_for(trainer) if self._wanted == "auto" else self._wanted
+        if mode == "ranks" and actuators.data_ranks(trainer) == 1:
+            raise MisconfigurationException(
+                '`noise_scale="ranks"` compares the gradients of several ranks, and there is one. Take "auto".'
+            )
         if mode != self.meter.mode:
             before, self.meter = self.meter, NoiseScaleMeter(mode, self._every)
             self.meter.load_state_dict(before.state_dict())

@@ -306,8 +306,8 @@ class RunWriter:
             self.path.read_text(encoding="utf-8", errors="replace")
         ):
             self.path.rename(self._free_name())
-        self._write(self.path, "".join(lines))
-        self._write(self.directory / "run.json", json.dumps(_strict(run), indent=2, allow_nan=False) + "\n")
+        write_whole(self.path, "".join(lines))
+        write_whole(self.directory / "run.json", json.dumps(_strict(run), indent=2, allow_nan=False) + "\n")
 
     def append(self, record: EpochRecord, grant: Grant) -> None:
         """Adds an epoch."""
@@ -318,12 +318,12 @@ class RunWriter:
         names = (self.directory / f"history-{number}.jsonl" for number in count(1))
         return next(name for name in names if not name.exists())
 
-    @staticmethod
-    def _write(path: Path, text: str) -> None:
-        """Writes a file so that it is either the old one or the new one, whenever the process is killed."""
-        new = path.with_name(path.name + ".new")
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file so that it is either the old one or the new one, whenever the process is killed."""
+    new = path.with_name(path.name + ".new")
+    new.write_text(text, encoding="utf-8")
+    new.replace(path)
 
 
 def to_columns(rows: Sequence[EpochRecord] | Sequence[Grant]) -> dict[str, list[Any]]:

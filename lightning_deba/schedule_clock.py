@@ -98,8 +98,9 @@ class SampleClock:
     twice the samples makes two ticks, one with half of them makes a tick every other time, and so the rate, as a
     function of samples, is that of the run with the fixed size, whatever the batch size does.
 
-    Lightning steps a scheduler whose interval is "step" or "epoch"; those with "step" get another word, for as
-    long as this clock runs. `ReduceLROnPlateau` and schedulers with "epoch" are right already, and left alone.
+    Lightning steps a scheduler whose interval is "step" at every multiple of its frequency; here that is infinite, for
+    as long as this clock runs. `ReduceLROnPlateau` and schedulers with "epoch" are right already, and left alone; so
+    is one that another callback has taken out of the Trainer's list, as StochasticWeightAveraging does.
 
     A schedule is sized when the run begins, as by ``trainer.estimated_stepping_batches`` in
     ``configure_optimizers`` or by `steps_at`. That estimate is all epochs at the batch size of the present one: after
@@ -113,12 +114,10 @@ class SampleClock:
         pace: Ticks for `reference` samples: 1 by samples, r / k by AdaScale's gain.
 
     Args:
-        configs: The Trainer's ``lr_scheduler_configs``.
+        configs: The Trainer's ``lr_scheduler_configs``, its own list.
         reference: Samples of a tick: the batch size at which the run began.
         ticks_per_epoch: Optimizer steps of a whole epoch at that size; ``None`` where it is not known.
     """
-
-    _OURS = "samples"
 
     def __init__(self, configs: Sequence[LRSchedulerConfig], reference: int, ticks_per_epoch: int | None) -> None:
         self.reference = reference
@@ -127,9 +126,11 @@ class SampleClock:
         self.ticks = 0  # of the running epoch
         self._due = 0.0  # of the running epoch; what is more than `ticks` is a part of a tick
         self._left = 0.0  # of a tick, from the epoch before
-        self._configs = [c for c in configs if c.interval in ("step", self._OURS) and not c.reduce_on_plateau]
-        for config in self._configs:
-            config.interval = self._OURS
+        self._there = configs
+        ours = [c for c in configs if c.interval == "step" and not c.reduce_on_plateau]
+        self._configs = [(config, config.frequency) for config in ours]
+        for config in ours:
+            config.frequency = math.inf  # type: ignore[assignment]  # of which nothing but 0 is a multiple
 
     @property
     def schedulers(self) -> int:
@@ -147,8 +148,8 @@ class SampleClock:
         self._due = self._left + self.pace * ticks_due(samples, self.reference, self.ticks_per_epoch, epoch_is_over)
         while self.ticks + 1 <= self._due + _ROUNDING:
             self.ticks += 1
-            for config in self._configs:
-                if self.ticks % config.frequency == 0:
+            for config, frequency in self._configs:
+                if self.ticks % frequency == 0 and any(config is other for other in self._there):
                     module.lr_scheduler_step(config.scheduler, None)
         if epoch_is_over:
             self.end_epoch()
@@ -171,5 +172,5 @@ class SampleClock:
 
     def remove(self) -> None:
         """Gives the schedulers back to Lightning."""
-        for config in self._configs:
-            config.interval = "step"
+        for config, frequency in self._configs:
+            config.frequency = frequency

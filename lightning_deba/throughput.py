@@ -145,6 +145,10 @@ def _trainer(stopwatch: _Stopwatch, trainer_args: Mapping[str, Any] | None) -> T
         **{
             **(trainer_args or {}),
             "max_epochs": 1,
+            "max_steps": -1,
+            "limit_train_batches": None,  # what is there are the few steps to be timed
+            "overfit_batches": 0,
+            "fast_dev_run": False,
             "limit_val_batches": 0,
             "logger": False,
             "enable_checkpointing": False,

@@ -82,6 +82,7 @@ _FACE = "is a Protocol, told by its methods"
 NO_ARGUMENTS = {
     **dict.fromkeys(["check_lightning", "data_ranks", "finish_resumed_epoch", "is_tuning"], _TRAINER),
     **dict.fromkeys(["is_compiled", "reload_if_requested", "skips_training", "user_parameters"], _TRAINER),
+    **dict.fromkeys(["is_cut_off", "is_fitting", "is_inside_epoch", "is_loaded"], _TRAINER),
     **dict.fromkeys(["plot_loss", "plot_seconds"], _AS_THERE),
 }
 # By name, why it has no section "Example".
@@ -91,7 +92,9 @@ NO_EXAMPLE = {
     **dict.fromkeys(["Comparison", "Interval", "Job", "Outcome", "Row", "Run", "Summary"], _RETURNED),
     **dict.fromkeys(["at_least_2_6", *NO_ARGUMENTS.keys() - {"plot_loss", "plot_seconds"}], _INSIDE_A_FIT),
     **dict.fromkeys(["check_ranks_agree", "choose_actuator", "go_on_by_steps", "limits_of"], _INSIDE_A_FIT),
-    **dict.fromkeys(["micro_batch_size", "set_before_loading", "smallest_over_ranks"], _INSIDE_A_FIT),
+    **dict.fromkeys(
+        ["micro_batch_size", "set_before_loading", "smallest_over_ranks", "mean_over_ranks"], _INSIDE_A_FIT
+    ),
     **dict.fromkeys(["execute", "measure", "summarize", "write_csv", "write_figure"], _TRAINS),
     **dict.fromkeys(["CIFAR10DataModule", "CIFAR100DataModule", "FashionMNISTDataModule", "ImageDataModule"], _DATA),
 }

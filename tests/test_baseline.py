@@ -93,7 +93,9 @@ def test_a_characterization_says_what_was_run_and_measures_once(tmp_path):
     assert (found.about["seeds"], found.about["data"]) == ([0, 1], "digits")
     assert sorted(found.curve.seconds) == [8, 16]
     assert characterize(small, digits(), **arguments) == found
-    assert json.loads((tmp_path / "throughput.json").read_text()) == found.curve.to_dict()
+    kept = json.loads((tmp_path / "throughput.json").read_text())
+    assert {name: kept[name] for name in found.curve.to_dict()} == found.curve.to_dict()
+    assert kept["batch_sizes"] == [8, 16]
 
 
 def test_a_directory_with_the_runs_of_another_model_or_size_is_refused(tmp_path):
@@ -190,3 +192,28 @@ def test_the_module_may_be_any(tmp_path):
 
     found = characterize(Own, Data(), epochs=8, seeds=1, directory=tmp_path, batch_sizes=(8, 16))
     assert found.profile.architecture == "Own"
+
+
+def characterized(tmp_path, **changes):
+    settings = {"epochs": 8, "seeds": 1, "directory": tmp_path, "batch_sizes": (8, 16)}
+    return characterize(small, digits(), **{**settings, **changes})
+
+
+def test_another_ladder_is_measured_and_nothing_trained_again(tmp_path):
+    first, counts = characterized(tmp_path), Counts()
+    again = characterized(tmp_path, batch_sizes=(8, 16, 32), callbacks=[counts])
+    assert (sorted(first.curve.seconds), sorted(again.curve.seconds)) == ([8, 16], [8, 16, 32])
+    assert (again.profile, counts.epochs) == (first.profile, 0)
+    with pytest.raises(ValueError, match=r"`trainer_args` was None and is .'precision': 'bf16-mixed'."):
+        characterized(tmp_path, trainer_args={"precision": "bf16-mixed"})
+    (tmp_path / "throughput.json").write_text("{")
+    with pytest.raises(ValueError, match=r"throughput.json' cannot be read.* Delete it, and it is made anew"):
+        characterized(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"limit_train_batches": 0.1}, {"limit_train_batches": 2}, {"max_steps": 1}, {"fast_dev_run": True}]
+)
+def test_limits_of_the_training_do_not_end_a_measurement(limits):
+    curve = measure_throughput(Linear(), Data(), (8, 16), trainer_args={"accelerator": "cpu", **limits})
+    assert sorted(curve.seconds) == [8, 16]

@@ -288,6 +288,14 @@ def test_a_steep_curve_and_calm_signals_say_yes_with_the_predicted_share():
     assert found.saving < found.attainable == pytest.approx(1 - (0.09 / 256) / (0.02 / 16))
 
 
+def test_the_verdict_tells_what_doubling_by_the_clock_would_save():
+    profile = StabilityProfile.from_history(run(noise=0.02, fall=0.99)[:12])
+    found = verdict(profile, STEEP)
+    sizes = [16] * 5 + [32] * 5 + [64] * 2
+    assert found.by_clock == pytest.approx(1 - sum(map(STEEP.seconds_per_sample, sizes)) / (12 * 0.02 / 16))
+    assert f"with no eye on the gradient, {found.by_clock:.0%}" in found.reason
+
+
 def test_signals_that_are_mostly_noise_are_marginal_at_best():
     noisy = StabilityProfile.from_history(run(noise=1.5, fall=1.0))
     assert noisy.score < 0.5

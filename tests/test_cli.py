@@ -12,12 +12,12 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_deba import DEBA, Decision, EpochRecord, Grant, read_history, replay
+from lightning_deba import DEBA, Decision, EpochRecord, Grant, Hold, read_history, replay
 from lightning_deba.characterization import Characterization
 from lightning_deba.cli import COMMANDS, main
 from lightning_deba.cli.errors import in_one_line
 from lightning_deba.policies.registry import policy_info
-from lightning_deba.presets import get_preset, list_presets, match_preset
+from lightning_deba.presets import Preset, get_preset, list_presets, match_preset, preset_to_yaml
 from lightning_deba.records import to_line
 
 SMALL = [
@@ -111,6 +111,16 @@ def test_the_package_can_be_run():
     done = subprocess.run([sys.executable, "-m", "lightning_deba", "nonsense"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == (f"lightning-deba: no command 'nonsense'; the commands are {', '.join(COMMANDS)}\n")
+
+
+def test_the_console_script_finds_a_model_in_the_current_folder(tmp_path):
+    model = "from lightning_deba.vision import ImageClassifier\n\n\nclass Net(ImageClassifier):\n    pass\n"
+    Path("nets_of_mine.py").write_text(model)
+    script = "import sys; sys.path = [p for p in sys.path if p]; from lightning_deba.cli import main; sys.exit(main())"
+    words = ["fit", "--model", "nets_of_mine.Net", "--model.model_name", "test_resnet", "--print_config"]
+    done = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "class_path: nets_of_mine.Net" in done.stdout
 
 
 def test_commands_that_train_nothing_start_without_torch(run):
@@ -210,6 +220,13 @@ def test_an_output_that_cannot_be_written_is_found_before_the_runs(output, capsy
     assert not list(Path().rglob("history.jsonl"))
 
 
+@pytest.mark.parametrize("output", ["profile.yaml", "profile.html"])
+def test_an_output_that_its_own_preset_or_page_would_overwrite_is_refused(output, capsys):
+    assert main([*CHARACTERIZE, "-o", output]) == 2
+    assert f"write 'profile.json', got '{output}'" in capsys.readouterr().err
+    assert not list(Path().rglob("history.jsonl"))
+
+
 def test_too_few_epochs_to_characterize_are_one_clear_line(capsys):
     assert main([*CHARACTERIZE, "--epochs", "5"]) == 2
     assert "`epochs` must be at least 8 to say anything, got 5" in capsys.readouterr().err
@@ -236,6 +253,15 @@ def test_a_replay_takes_a_preset_by_a_model_s_name_and_overrides_it(run, capsys)
     assert overridden[7][3].startswith("hold in the cooldown (8 of 9 epochs at 32)")
     assert "<= 1.125, " in overridden[-1][3]
     assert f"< {match_preset('resnet50').policy.stability_threshold:g}," in overridden[-1][3]
+
+
+def test_a_replay_takes_a_preset_with_another_policy_as_it_is(run, capsys):
+    Path("own.yaml").write_text(preset_to_yaml(Preset("own", ("toy",), Hold(), "a guess")))
+    assert main(["replay", str(run), "--preset", "own.yaml"]) == 0
+    *rows, _ = shown(capsys)
+    assert {row[3] for row in rows} == {"fixed batch size"}
+    assert main(["replay", str(run), "--preset", "own.yaml", "--cooldown", "9"]) == 2
+    assert "has Hold(), which takes no parameters of DEBA" in capsys.readouterr().err
 
 
 def test_a_window_can_be_the_full_history(run, capsys):

@@ -240,6 +240,7 @@ LESS, NONE, MORE = Interval(-0.2, -0.3, -0.1), Interval(0.1, -0.1, 0.3), Interva
         (NONE, MORE, "pays"),
         (LESS, Interval(-0.006, -0.02, 0.01), "trade"),  # a loss that is likely, and not certain
         (LESS, Interval(-0.004, -0.02, 0.01), "pays"),
+        (LESS, Interval(0.795 - 0.8, -0.02, 0.01), "pays"),  # half a point, but for its last digits
         (LESS, LESS, "trade"),
         (MORE, MORE, "trade"),
         (NONE, NONE, "no difference"),

@@ -239,6 +239,25 @@ def test_only_gpus_that_are_visible_are_dealt_out(named, there, visible, monkeyp
     assert local._visible() == visible
 
 
+def test_by_default_there_is_a_process_for_each_gpu(monkeypatch):
+    monkeypatch.setattr(local, "_visible", lambda: ["7", "5", "3"])
+    assert LocalEngine().workers == 3
+    monkeypatch.setattr(local, "_visible", list)
+    assert LocalEngine().workers == local._cores()
+
+
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from lightning_deba.comparison import compare\nfrom tests.test_comparison import grid\n"
+        f"print([failed.error for failed in compare(grid(), {str(tmp_path)!r}, workers=1).failures])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "."}
+    )
+    assert 'a script has to call `compare` below `if __name__ == "__main__":`' in done.stdout
+
+
 def test_a_process_sees_its_gpu_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(local, "_visible", lambda: ["7", "5"])
     found = compare(grid(models={"tiny": diarist(diary=tmp_path / "diary")}, epochs=1), tmp_path, workers=1)

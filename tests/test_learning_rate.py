@@ -182,9 +182,19 @@ def test_plateau_and_epoch_schedulers_are_left_to_lightning():
     by_epoch = LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="epoch")
     by_step = LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="step")
     clock = SampleClock([plateau, by_epoch, by_step], SIZE, TICKS)
-    assert [config.interval for config in (plateau, by_epoch, by_step)] == ["step", "epoch", "samples"]
+    assert [config.frequency for config in (plateau, by_epoch, by_step)] == [1, 1, math.inf]
     clock.remove()
-    assert by_step.interval == "step"
+    assert by_step.frequency == 1
+
+
+def test_a_scheduler_that_was_taken_out_of_the_list_is_stepped_no_more():
+    optimizer = new_optimizer()
+    configs = [LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="step")]
+    clock, taken_out = SampleClock(configs, SIZE, TICKS), configs[0].scheduler
+    clock.advance(LightningModule(), SIZE, epoch_is_over=False)
+    configs[0] = LRSchedulerConfig(schedulers.StepLR(optimizer, 1), interval="epoch")  # as SWA does
+    clock.advance(LightningModule(), 2 * SIZE, epoch_is_over=False)
+    assert taken_out.last_epoch == 1
 
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=30), st.integers(1, 64))

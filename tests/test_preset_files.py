@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import timm
 from lightning.pytorch import LightningModule
 
 from lightning_deba import DEBA, BatchSizeScheduler, EpochRecord, Hold, replay
 from lightning_deba.checks import warn_of_another_architecture
+from lightning_deba.policies import Chain
 from lightning_deba.policies.registry import list_policies, policy_info
 from lightning_deba.presets import (
     Preset,
@@ -105,9 +108,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         match_preset(str(tmp_path / "nowhere.yaml"))
 
 
-def test_a_policy_of_ones_own_cannot_be_written():
+@dataclass(frozen=True)
+class NoiseScale(Hold):
+    """Of another package, under a name of this one."""
+
+
+@pytest.mark.parametrize("policy", [lambda history: Hold()(history), NoiseScale(), Chain([Hold()])])
+def test_a_policy_that_could_not_be_read_back_is_not_written(policy):
     with pytest.raises(ValueError, match="is no policy of the package"):
-        preset_to_yaml(Preset("own", ("toy",), lambda history: Hold()(history), "a guess"))
+        preset_to_yaml(Preset("own", ("toy",), policy, "a guess"))
 
 
 # Another architecture

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from lightning_deba import DEBA, EpochRecord, signals
 from lightning_deba.characterization import Characterization, StabilityProfile, ThroughputCurve
+from lightning_deba.characterization.verdict import HARDLY, WORTH_IT
 from lightning_deba.report import (
     plot_evidence,
     plot_profile,
@@ -68,6 +69,11 @@ def test_the_page_opens_with_the_verdict_and_why(found, page):
     assert page.text.index("resnet18: adapt") < page.text.index(found.verdict.reason) < page.text.index("What was")
     assert f"{found.verdict.saving:.0%}" in page.text
     assert f"16 → {found.verdict.sizes[-1]}" in page.text
+
+
+def test_the_bounds_of_the_verdict_are_those_it_goes_by(found, tmp_path):
+    html = write_profile_report(found, tmp_path / "profile.html").read_text(encoding="utf-8")
+    assert f"from a predicted saving of {WORTH_IT:.0%} on, “don’t adapt” below {HARDLY:.0%}" in html
 
 
 def test_the_table_holds_what_was_found_with_its_intervals(found, page):

@@ -24,6 +24,7 @@ from lightning_deba.records import (
     read_history,
     to_columns,
     to_line,
+    write_whole,
 )
 
 whole = st.integers(0, 2**40)
@@ -387,7 +388,7 @@ def test_what_ran_is_strict_json(parameters, tmp_path):
 def write_forever(path):
     while True:
         for letter in "ab":
-            RunWriter._write(path, letter * 1_000_000)
+            write_whole(path, letter * 1_000_000)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a fork")
@@ -405,9 +406,9 @@ def test_a_file_is_the_old_one_or_the_new_one_whenever_its_writer_is_killed(tmp_
 
 def test_a_text_that_cannot_be_written_leaves_the_old_file(tmp_path):
     path = tmp_path / "run.json"
-    RunWriter._write(path, "old")
+    write_whole(path, "old")
     with pytest.raises(UnicodeEncodeError):
-        RunWriter._write(path, "new \ud800")
+        write_whole(path, "new \ud800")
     assert path.read_text() == "old"
 
 

@@ -22,6 +22,10 @@ from lightning_deba.actuators.internals import (
     finish_resumed_epoch,
     go_on_by_steps,
     is_compiled,
+    is_cut_off,
+    is_fitting,
+    is_inside_epoch,
+    is_loaded,
     is_tuning,
     limits_of,
     micro_batch_size,
@@ -30,7 +34,7 @@ from lightning_deba.actuators.internals import (
     user_parameters,
 )
 from lightning_deba.actuators.owner import Owner, set_before_loading
-from lightning_deba.actuators.ranks import check_ranks_agree, smallest_over_ranks
+from lightning_deba.actuators.ranks import check_ranks_agree, mean_over_ranks, smallest_over_ranks
 from lightning_deba.actuators.reload import ReloadActuator
 
 __all__ = [
@@ -46,8 +50,13 @@ __all__ = [
     "finish_resumed_epoch",
     "go_on_by_steps",
     "is_compiled",
+    "is_cut_off",
+    "is_fitting",
+    "is_inside_epoch",
+    "is_loaded",
     "is_tuning",
     "limits_of",
+    "mean_over_ranks",
     "micro_batch_size",
     "reload_if_requested",
     "set_before_loading",

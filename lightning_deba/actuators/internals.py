@@ -13,7 +13,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.combined_loader import _SUPPORTED_MODES
 from packaging.version import Version
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -81,6 +81,28 @@ def micro_batch_size(trainer: Trainer, batch_size: int) -> int:
             "Choose `devices` and `accumulate_grad_batches` whose product divides it, as in the run that set it."
         )
     return micro
+
+
+def is_fitting(trainer: Trainer) -> bool:
+    """Whether a Trainer is to fit, and not to test or to validate."""
+    return trainer.state.fn == TrainerFn.FITTING
+
+
+def is_loaded(trainer: Trainer) -> bool:
+    """Whether the training loader has been built."""
+    return trainer.fit_loop._combined_loader is not None
+
+
+def is_inside_epoch(trainer: Trainer) -> bool:
+    """Whether a run goes on behind the first batch of an epoch."""
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    return progress.current.ready > 0 and not progress.is_last_batch
+
+
+def is_cut_off(trainer: Trainer) -> bool:
+    """Whether the epoch that ends has not come to its last batch, as where ``max_steps`` ends the fit."""
+    ended = trainer.should_stop or trainer.fit_loop.epoch_loop._is_training_done
+    return bool(ended) and not trainer.is_last_batch
 
 
 def skips_training(trainer: Trainer) -> bool:
@@ -230,7 +252,7 @@ def go_on_by_steps(trainer: Trainer, accumulation: int) -> None:
     progress = loop.epoch_loop.batch_progress
     # The batch at whose end the checkpoint was written is counted only when the epoch goes on.
     to_come = int(loop.epoch_loop.restarted_on_train_batch_end)
-    if not (loop.restarted_on_epoch_end or progress.is_last_batch):
+    if not progress.is_last_batch:
         steps = (progress.current.completed + to_come) // accumulation
         _set_batches_done(trainer, steps * trainer.accumulate_grad_batches - to_come)
 

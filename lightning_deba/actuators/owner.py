@@ -13,7 +13,8 @@ from lightning_deba.actuators.internals import micro_batch_size
 class Owner:
     """The datamodule or module that builds the training loader, and its attribute for the batch size.
 
-    Lightning looks for the attribute on the module, on the datamodule, and in the hyper-parameters of both.
+    Lightning looks for the attribute on the module, on the datamodule, and in the hyper-parameters of both; what counts
+    is that of the one who builds the loader.
     """
 
     def __init__(self, attribute: str) -> None:
@@ -47,7 +48,10 @@ class Owner:
         """Returns who holds the attribute in a way that it can be set, and the present values."""
         if not trainer.fit_loop._data_source.is_module():
             return []
+        builder = trainer.fit_loop._data_source.instance
+        own = (builder, getattr(builder, "hparams", None))
         holders = _lightning_get_all_attr_holders(trainer.lightning_module, self.attribute)
+        holders = sorted(holders, key=lambda holder: not any(holder is mine for mine in own))
         found = [(h, h[self.attribute] if isinstance(h, dict) else getattr(h, self.attribute)) for h in holders]
         return [(holder, value) for holder, value in found if self._assign(holder, value)]
 

@@ -53,6 +53,18 @@ def smallest_over_ranks(trainer: Trainer, number: float) -> float:
     return number if trainer.world_size == 1 else min(_gathered(trainer, [number]))[0]
 
 
+def mean_over_ranks(trainer: Trainer, number: float) -> float:
+    """Returns the mean of the ranks' numbers. Every rank has to call this.
+
+    Args:
+        trainer: A Trainer that runs.
+        number: This rank's.
+    """
+    if trainer.world_size == 1:
+        return number
+    return sum(there for (there,) in _gathered(trainer, [number])) / trainer.world_size
+
+
 def _gathered(trainer: Trainer, here: list[float]) -> list[list[float]]:
     """Returns the numbers of every rank. A sum of rows is what every strategy can do."""
     rows = torch.zeros(trainer.world_size, len(here), device=trainer.strategy.root_device)

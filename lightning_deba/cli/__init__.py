@@ -12,7 +12,7 @@ To train, with Lightning:
 To look at what is known:
   presets       list the presets; `presets show MODEL` shows the one for a model
   policies      list the policies
-  replay        what would another policy have decided in a recorded run?
+  replay        what would another preset have decided in a recorded run?
   report        write one HTML page about one run or several
   watch         follow a run in the terminal
 
@@ -69,6 +69,12 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 }
 
 
+def _look_here_too() -> None:
+    """Lets a model or data of the user's be found in the current folder, which a console script does not look into."""
+    if not {"", os.getcwd()} & set(sys.path):
+        sys.path.append(os.getcwd())  # at the end, where it hides no package
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Runs a command.
 
@@ -88,6 +94,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         if command not in COMMANDS:
             raise ValueError(f"no command {command!r}; the commands are {', '.join(COMMANDS)}")
+        _look_here_too()
         COMMANDS[command](rest)
     except (ArgumentError, ImportError, OSError, ValueError) as error:
         if os.environ.get("JSONARGPARSE_DEBUG") == "true":

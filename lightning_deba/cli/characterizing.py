@@ -84,6 +84,11 @@ def _check_writable(output: Path) -> None:
     folder = output.parent
     if output.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ValueError(f"`output` must be a file in a folder that can be written to, got '{output}'.")
+    if output.suffix in (".yaml", ".html"):
+        raise ValueError(
+            f"`output` is the profile, beside which the preset and the page go as .yaml and .html: write "
+            f"'{output.with_suffix('.json')}', got '{output}'."
+        )
 
 
 class _Epochs(Callback):

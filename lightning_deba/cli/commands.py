@@ -48,16 +48,22 @@ def replay(args: list[str]) -> None:
     """Shows what a policy would have decided in a recorded run."""
     parser = _parser(
         "replay",
-        "Show what DEBA would have decided at the end of each epoch of a recorded run. The measurements stay those "
-        "under the batch sizes that the run really had.",
+        "Show what DEBA, or the policy of a preset, would have decided at the end of each epoch of a recorded run. The "
+        "measurements stay those under the batch sizes that the run really had.",
     )
     parser.add_argument("history", help="directory of a run, or its history.jsonl")
     parser.add_argument("--preset", help="preset that gives the parameters below; also by the name of a model")
     parser.add_class_arguments(DEBA)
-    if preset := parser.parse_args(args).preset:
-        parser.set_defaults(vars(match_preset(preset).policy))
+    preset = parser.parse_args(args).preset
+    policy = DEBA() if preset is None else match_preset(preset).policy
+    if isinstance(policy, DEBA):
+        parser.set_defaults(vars(policy))
     options = parser.parse_args(args)
-    policy = DEBA(**{field.name: options[field.name] for field in fields(DEBA)})
+    parameters = {field.name: options[field.name] for field in fields(DEBA)}
+    if isinstance(policy, DEBA):
+        policy = DEBA(**parameters)
+    elif parameters != vars(DEBA()):
+        raise ValueError(f"the preset {preset!r} has {policy!r}, which takes no parameters of DEBA: leave them out")
     read = read_history(options.history)
     for problem in read.problems:
         print(f"lightning-deba: {problem}", file=sys.stderr)

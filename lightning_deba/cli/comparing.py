@@ -124,7 +124,8 @@ def _parser() -> LightningArgumentParser:
         "--workers",
         type=NonNegativeInt | None,
         default=None,
-        help="Runs at a time, each on one thread; by default as many as there are cores, here or in the cluster.",
+        help="Runs at a time, each on one thread; by default as many as there are GPUs, or else cores, here or in the "
+        "cluster.",
     )
     parser.add_argument(
         "--engine",
@@ -217,8 +218,20 @@ def _caption(reference: str, summaries: Sequence[Summary]) -> str:
 def _cell(summary: Summary | None) -> str:
     if summary is None:
         return "-"
-    value = "never" if math.isinf(summary.median.value) else f"{summary.median.value:.3g}"
+    value = "never" if math.isinf(summary.median.value) else _number(summary.median.value, ".3g")
     if summary.difference is None:
         return value
-    middle, low, high = (f"{bound:+.2g}" for bound in summary.difference)
+    middle, low, high = (_number(bound, "+.2g") for bound in summary.difference)
     return f"{value}\n{'none' if summary.verdict == 'none' else f'{middle} ({low} to {high})'}"
+
+
+def _number(value: float, digits: str) -> str:
+    """Writes a number with a few digits, but every one before the point.
+
+    Example:
+        >>> _number(-0.0123, "+.2g"), _number(-245.0, "+.2g"), _number(1234.5, ".3g")
+        ('-0.012', '-245', '1,234')
+    """
+    if not 100 <= abs(value) < math.inf:
+        return f"{value:{digits}}"
+    return f"{value:+,.0f}" if digits.startswith("+") else f"{value:,.0f}"

@@ -67,8 +67,8 @@ def compare(
     Args:
         grid: What to run.
         directory: Where the runs go.
-        workers: Processes of one thread each; by default as many as there are cores. 0 runs one job after the other
-            in this process.
+        workers: Processes of one thread each; by default one for each GPU, or else for each core. A script has to
+            call `compare` below ``if __name__ == "__main__":`` then. 0 runs one job after the other in this process.
         engine: Carries the jobs out, instead of processes on this machine; such as a `RayEngine`.
         on_outcome: Called with each outcome as it comes, those of earlier times first.
 

@@ -51,8 +51,13 @@ class Gain(NamedTuple):
         good = verdict(self.time) == "less", verdict(self.accuracy) == "more"
         bad = verdict(self.time) == "more", verdict(self.accuracy) == "less"
         if any(good):
-            return "trade" if any(bad) or self.accuracy.value < -TOLERANCE else "pays"
+            return "pays" if not any(bad) and _kept(self.accuracy.value) else "trade"
         return "worse" if any(bad) else "no difference"
+
+
+def _kept(difference: float) -> bool:
+    """Tells whether an accuracy is kept, to half a point, which 0.795 - 0.8 is in spite of its last digits."""
+    return difference >= -TOLERANCE - 1e-9
 
 
 def gains(rows: Sequence[Row], baseline: str, *, level: float = 0.9) -> list[Gain]:
@@ -146,7 +151,7 @@ def best_fixed(runs: Sequence[Run], rows: Sequence[Row], baseline: str, model: s
     fixed = fixed_sizes(runs, model)
     if baseline not in fixed or len(fixed) < 2:
         return None
-    good = {gain.arm for gain in gains(rows, baseline) if gain.model == model and gain.accuracy.value >= -TOLERANCE}
+    good = {gain.arm for gain in gains(rows, baseline) if gain.model == model and _kept(gain.accuracy.value)}
     times = {
         arm: median(row.processor_seconds for row in rows if (row.model, row.arm) == (model, arm))
         for arm in fixed

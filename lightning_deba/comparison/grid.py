@@ -125,7 +125,7 @@ class Grid:
         target: Validation accuracy whose time is taken. By default the level at which the worst run
             of the baseline ends, see `measure`.
         metric: Name of the accuracy that the module logs under ``val/`` and ``test/``.
-        trainer_args: Further arguments of every Trainer.
+        trainer_args: Further arguments of every Trainer that trains; what it trains on, the test takes as well.
 
     Raises:
         ValueError: If there is nothing to run, or names make no folders.
@@ -154,8 +154,11 @@ class Grid:
             names = getattr(self, kind)
             if not isinstance(names, Mapping) or not names:
                 raise ValueError(f"`{kind}` must name one or more, got {names!r}.")
-            if odd := [name for name in names if not _NAME.fullmatch(str(name))]:
-                raise ValueError(f"`{kind}` have names of letters, digits and ._+=-, for folders, got {odd[0]!r}.")
+            if odd := [name for name in names if not isinstance(name, str) or not _NAME.fullmatch(name)]:
+                hint = "" if isinstance(odd[0], str) else f": write '{odd[0]}'"
+                raise ValueError(
+                    f"`{kind}` have names of letters, digits and ._+=-, for folders, got {odd[0]!r}{hint}."
+                )
         for name, spec in (*((f"models.{name}", spec) for name, spec in self.models.items()), ("data", self.data)):
             if not isinstance(spec, Mapping) or "class_path" not in spec:
                 raise ValueError(f"`{name}` must have a `class_path`, and may have `init_args`, got {spec!r}.")
@@ -164,6 +167,12 @@ class Grid:
         for seed in self.seeds:
             _check_whole("seeds", seed, 0)
         _check_whole("epochs", self.epochs, 1)
+        for name, needed in (("check_val_every_n_epoch", 1), ("limit_val_batches", None)):
+            value = self.trainer_args.get(name)
+            if value is not None and (value != needed if needed else value == 0):
+                raise ValueError(
+                    f"`trainer_args` must leave the accuracy to be validated after each epoch, got {name}={value!r}."
+                )
         for name, arm in self.arms.items():
             if unknown := [model for model in arm.by_model if model not in self.models]:
                 raise ValueError(

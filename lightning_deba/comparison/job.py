@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +22,7 @@ from lightning_deba.comparison.runs import Run
 from lightning_deba.comparison.watch import Watch, metric_of
 from lightning_deba.policies import BatchSizePolicy
 from lightning_deba.presets import preset_for
-from lightning_deba.records import EpochRecord, read_history
+from lightning_deba.records import EpochRecord, read_history, write_whole
 
 __all__ = ["Outcome", "epochs_done", "execute", "failed", "is_begun", "model_and_data", "scheduler_of"]
 
@@ -56,7 +56,7 @@ def execute(job: Job, root: Path) -> Outcome:
             (directory / "error.txt").unlink(missing_ok=True)
             _begin(job, directory)
             run = _run(job, directory)
-            _write(directory / "result.json", {**run.to_dict(), "about": _about()})
+            write_whole(directory / "result.json", json.dumps({**run.to_dict(), "about": _about()}) + "\n")
         for name in Watch.CHECKPOINTS:
             (directory / name).unlink(missing_ok=True)
     except Exception as error:
@@ -102,7 +102,7 @@ def _begin(job: Job, directory: Path) -> None:
     if not last.exists():
         shutil.rmtree(directory)
         directory.mkdir()
-    _write(directory / "job.json", job.to_dict())
+    write_whole(directory / "job.json", json.dumps(job.to_dict()) + "\n")
 
 
 def _run(job: Job, directory: Path) -> Run:
@@ -190,13 +190,6 @@ def _result(job: Job, history: Sequence[EpochRecord], watch: Watch, test_accurac
 
 def _about() -> dict[str, str]:
     return {name: version(name) for name in ("lightning-deba", "lightning", "torch")}
-
-
-def _write(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes a file so that it is either not there or whole, whenever the process is killed."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(data) + "\n", encoding="utf-8")
-    new.replace(path)
 
 
 # From plain data to objects

@@ -21,6 +21,7 @@ from lightning_deba.comparison.worker import execute_aside
 __all__ = ["LocalEngine", "devices_for"]
 
 _DEVICES = "CUDA_VISIBLE_DEVICES"
+_GUARD = 'a script has to call `compare` below `if __name__ == "__main__":`'
 
 
 class LocalEngine:
@@ -30,7 +31,8 @@ class LocalEngine:
     are GPUs, each process sees one of them: of those in ``CUDA_VISIBLE_DEVICES`` where that is set, else of all.
 
     Args:
-        workers: How many; by default as many as there are cores. 0 for none beside this process.
+        workers: How many; by default one for each GPU, and where there is none, for each core. 0 for none beside
+            this process.
 
     Raises:
         ValueError: If `workers` is below 0.
@@ -43,7 +45,7 @@ class LocalEngine:
     def __init__(self, workers: int | None = None) -> None:
         if workers is not None and workers < 0:
             raise ValueError(f"`workers` must be 0 or more, got {workers}.")
-        self.workers = _cores() if workers is None else workers
+        self.workers = len(_visible()) or _cores() if workers is None else workers
 
     def __call__(self, jobs: Sequence[Job], root: Path, /) -> Iterator[Outcome]:
         """Carries out the jobs, and tells of each as it ends."""
@@ -107,7 +109,7 @@ class _Seat:
         self.process: BaseProcess = context.Process(target=_work, args=(theirs, root, device), daemon=False)
         self.process.start()
         theirs.close()  # so that its end is noticed
-        self.alive = True
+        self.alive, self.has_worked = True, False
         self.take(job)
 
     def take(self, job: Job) -> None:
@@ -124,7 +126,10 @@ class _Seat:
         except (EOFError, OSError):
             self.alive = False
             self.process.join()
-            return failed(self.job, root, f"the process died, exit code {self.process.exitcode}")
+            # Without the guard it imports the script, comes to `compare` once more, and Python refuses.
+            hint = "" if self.has_worked or self.process.exitcode != 1 else f"; {_GUARD}"
+            return failed(self.job, root, f"the process died, exit code {self.process.exitcode}{hint}")
+        self.has_worked = True
         return outcome
 
     def close(self) -> None:

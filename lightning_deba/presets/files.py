@@ -7,8 +7,8 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_deba.policies import BatchSizePolicy
-from lightning_deba.policies.registry import policy_info
+from lightning_deba.policies import BatchSizePolicy, Chain
+from lightning_deba.policies.registry import list_policies, policy_info
 from lightning_deba.presets.preset import Preset
 
 __all__ = ["preset_to_yaml", "read_preset"]
@@ -70,7 +70,7 @@ def preset_to_yaml(preset: Preset) -> str:
         preset: One whose policy is of the package.
 
     Raises:
-        ValueError: If its policy is none of the package, which YAML could not name.
+        ValueError: If its policy is none of the package, or a `Chain`, which YAML could not name.
 
     Example:
         >>> from lightning_deba import Hold
@@ -86,7 +86,7 @@ def preset_to_yaml(preset: Preset) -> str:
     import yaml
 
     policy = preset.policy
-    if not is_dataclass(policy) or isinstance(policy, type):
+    if not is_dataclass(policy) or isinstance(policy, type) or not _is_of_the_package(policy):
         raise ValueError(f"`policy` of preset {preset.name!r} is no policy of the package, got {policy!r}.")
     data = {
         "name": preset.name,
@@ -99,6 +99,12 @@ def preset_to_yaml(preset: Preset) -> str:
     }
     text: str = yaml.safe_dump({k: v for k, v in data.items() if v not in ("", None)}, sort_keys=False, width=110)
     return text
+
+
+def _is_of_the_package(policy: BatchSizePolicy) -> bool:
+    """Whether reading its class and arguments back gives the same policy, which of a `Chain` they do not."""
+    name = type(policy).__name__
+    return name in list_policies(name) and policy_info(name).policy is type(policy) and not isinstance(policy, Chain)
 
 
 def _preset(data: Any) -> Preset:

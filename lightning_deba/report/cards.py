@@ -60,7 +60,8 @@ _CAPTIONS = {
     "step_overhead": "Seconds of an optimizer step whatever the batch size, fitted to the times of the run.",
     "seconds_per_sample": "Seconds that each further sample adds to a step, fitted likewise.",
     "efficiency": "What a sample is worth at this batch size, against one at the first size.",
-    "goodput_gain": "Share of progress per second that the best other batch size would gain. From 0.05 on it is taken.",
+    "goodput_gain": "Share of progress per second that the best other batch size would gain. From `min_gain` on, by "
+    "default 0.05, it is taken.",
     "cabs_batch_size": "Batch size that the gradient's covariance and the loss ask for.",
     "gradient_error": "Error of the gradient as a share of its norm.",
     "cosine": "Expected cosine of the gradients of the batch's two halves.",

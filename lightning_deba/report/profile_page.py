@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from lightning_deba.characterization import Characterization
 from lightning_deba.characterization.profile import stability_score
+from lightning_deba.characterization.verdict import HARDLY, WORTH_IT
 from lightning_deba.report.cards import Card, draw_card
 from lightning_deba.report.page import render, save
 from lightning_deba.report.profile_figures import NAMES, plot_evidence, plot_profile, plot_sizes, plot_throughput
@@ -72,6 +73,8 @@ def write_profile_report(found: Characterization, output: Path | str, *, preset:
         architecture=clean(found.profile.architecture, 80),
         baseline=_baseline(found),
         verdict=word,
+        worth_it=_percent(WORTH_IT),
+        hardly=_percent(HARDLY),
         kind={"adapt": "yes", "marginal": "maybe"}.get(word.word, "no"),
         numbers=_numbers(found),
         cards=list(_cards(found)),
@@ -100,6 +103,7 @@ def _numbers(found: Characterization) -> list[tuple[str, str]]:
     return [
         ("predicted saving of time", _percent(word.saving)),
         ("attainable by the throughput", _percent(word.attainable)),
+        ("by doubling every 5 epochs", _percent(word.by_clock)),
         ("stability score", f"{found.profile.score:.2f}"),
         ("simulated batch sizes", _way(word.sizes)),
     ]

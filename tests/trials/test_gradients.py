@@ -8,12 +8,12 @@ import pytest
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader
 
 from lightning_deba import DEBA, BatchSizeScheduler
-from tests.runs import Epoch, Linear, Samples, run, trainer_of
+from tests.runs import Epoch, Linear, Probe, Samples, run, trainer_of
 
 GROWN = [Epoch(0, 8, 8, 64), Epoch(1, 16, 4, 64)]
 
@@ -442,3 +442,56 @@ def test_deepspeed_is_refused_with_the_reason(tmp_path):
     message = "cannot work under the DeepSpeed strategy, whose engine fixes the batch size.*`ModelParallelStrategy`"
     with pytest.raises(MisconfigurationException, match=message):
         measure(tmp_path, Refused(), strategy=Engine())
+
+
+class Sharded(FSDPStrategy):
+    """As much of the strategy as a Trainer takes on a CPU."""
+
+    def setup_environment(self):
+        pass
+
+    def _configure_launcher(self):
+        pass
+
+
+def test_fsdp_of_flat_parameters_is_refused_with_the_reason(tmp_path):
+    with pytest.raises(
+        MisconfigurationException, match=r"cannot measure gradients under `FSDPStrategy`.*`ModelParallelStrategy`"
+    ):
+        measure(tmp_path, Refused(), strategy=Sharded())
+
+
+def test_a_loss_may_have_one_element_and_any_shape(tmp_path):
+    class OneElement(Linear):
+        def training_step(self, batch, batch_idx):
+            return super().training_step(batch, batch_idx).reshape(1)
+
+    torch.manual_seed(0)
+    odd = run({}, tmp_path, model=OneElement()).scheduler.history
+    torch.manual_seed(0)
+    plain = run({}, tmp_path, model=Linear()).scheduler.history
+    assert [record.loss for record in odd] == pytest.approx([record.loss for record in plain])
+
+
+def test_images_in_a_list_are_counted_by_the_loader(tmp_path):
+    class Detector(Linear):
+        def training_step(self, batch, batch_idx):
+            return self.layer(torch.stack(batch)).square().mean()
+
+        def validation_step(self, batch, batch_idx):
+            return None
+
+    class Blind(Probe):
+        def on_train_batch_start(self, *_):
+            return None
+
+    loader = DataLoader(Samples(), 8, collate_fn=lambda batch: [sample.repeat(3, 1, 1) for sample in batch])
+    with pytest.warns(UserWarning, match="has 3 samples by its first dimension"):
+        history = run({0: 16}, tmp_path, model=Detector(), loaders=loader, probe=Blind()).scheduler.history
+    assert [(record.batch_size, record.samples) for record in history] == [(8, 64), (16, 64), (16, 64)]
+    assert all(record.gradient_norm is not None for record in history)
+
+
+def test_where_no_step_has_all_its_samples_it_is_said(tmp_path):
+    with pytest.warns(UserWarning, match="of its 1 steps none was whole"):
+        run({}, tmp_path, loaders=DataLoader(Samples(5), 8))

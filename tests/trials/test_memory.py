@@ -365,6 +365,45 @@ def test_memory_that_another_process_takes_is_given_up_and_taken_back(tmp_path, 
     ]
 
 
+class Uses(Linear):
+    """Takes a device's memory by the samples of a micro-batch."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.device_memory = device
+
+    def training_step(self, batch, batch_idx):
+        self.device_memory.train(len(batch))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_resumed_run_keeps_to_the_forecast(tmp_path, monkeypatch):
+    device = Device(fixed=100, per_sample=10, total=400)
+    monkeypatch.setattr(memory, "reader_for", lambda _: device)
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    after = {"after": {0: 16, 1: 32}, "source": "datamodule", "model": Uses(device)}
+    unbroken = run(root=tmp_path, neighbours=[checkpoint], enable_checkpointing=True, **after).scheduler
+    resumed = run(root=tmp_path, ckpt_path=tmp_path / "epoch=1.ckpt", **after).scheduler
+    assert [(r.batch_size, r.accumulation) for r in resumed.history] == [(8, 1), (16, 1), (32, 2)]
+    assert [r.accumulation for r in unbroken.history] == [1, 1, 2]
+
+
+@pytest.mark.parametrize("scheduler_args", [{}, {"dry_run": True}])
+def test_a_size_that_has_trained_is_not_split(scheduler_args, tmp_path, monkeypatch):
+    device = Device(fixed=0, per_sample=10, total=85)  # of which 8 samples take more than 0.9
+    monkeypatch.setattr(memory, "reader_for", lambda _: device)
+    done = run({}, tmp_path, source="datamodule", model=Uses(device), scheduler_args=scheduler_args)
+    assert [r.accumulation for r in done.scheduler.history] == [1, 1, 1]
+
+
+def test_a_dry_run_splits_nothing_also_where_memory_is_short(tmp_path, monkeypatch):
+    device = Device(fixed=0, per_sample=10, total=85)
+    monkeypatch.setattr(memory, "reader_for", lambda _: device)
+    device.held = 40  # it has trained all the same
+    done = run({}, tmp_path, source="datamodule", model=Uses(device), scheduler_args={"dry_run": True})
+    assert [r.accumulation for r in done.scheduler.history] == [1, 1, 1]
+
+
 # Out of memory all the same
 
 

@@ -25,6 +25,7 @@ from lightning.pytorch.loggers import CSVLogger
 from packaging.version import Version
 
 from tests.runs import Epoch, Linear, run
+from tests.trials.test_learning_rate import Scheduled
 
 CHANGES = {0: 16, 1: 4}
 WHOLE = [Epoch(0, 8, 8, 64), Epoch(1, 16, 4, 64), Epoch(2, 4, 16, 64)]
@@ -262,3 +263,11 @@ def test_parameters_that_are_unfrozen_later_are_measured(place, actuator, source
     assert components.counts == [3, 9, 9]
     for record, norms in zip(scheduler.history, model.norms.values(), strict=True):
         assert record.gradient_norm == pytest.approx(sum(norms) / len(norms), rel=1e-5)
+
+
+def test_the_monitor_sees_a_schedule_in_steps(tmp_path):
+    """It asks each schedule whether it is one in steps or in epochs."""
+    settings = {"source": "datamodule", "loader_args": {"samples": 60}, "log_every_n_steps": 1}
+    model, logger = Scheduled("OneCycleLR"), CSVLogger(tmp_path)
+    run({0: 16}, tmp_path, model=model, logger=logger, neighbours=[LearningRateMonitor()], **settings)
+    assert "lr-SGD" in next(tmp_path.rglob("metrics.csv")).read_text()

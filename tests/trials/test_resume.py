@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import warnings
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -21,7 +22,9 @@ from torch.utils.data import DataLoader
 from lightning_deba import read_history
 from lightning_deba.callback import STATE_VERSION
 from tests.processes import Processes
-from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run
+from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run, trainer_of
+from tests.trials.test_learning_rate import Scheduled
+from tests.trials.test_loaders import WithoutBatchSize
 from tests.trials.test_several_processes import Refused, agreeing, refusals, run_here
 
 ROOT = Path(__file__).parents[2]
@@ -372,3 +375,95 @@ def test_a_checkpoint_of_every_state_version_is_gone_on_from(version, tmp_path):
 def test_by_every_owner(source, version, tmp_path):
     probe = run({0: 16}, tmp_path, source=source, model=Scheduled(), ckpt_path=STORED[version]).probe
     assert probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]
+
+
+# What a checkpoint is of
+
+
+class Unsized(Data):
+    """Its loader does not tell a batch size, which is then to be had from the datamodule alone."""
+
+    def train_dataloader(self):
+        return DataLoader(Samples(), batch_sampler=WithoutBatchSize(64, self.batch_size))
+
+
+class AsksForSteps(Linear):
+    """Has the loader built before the training state is restored."""
+
+    def configure_optimizers(self):
+        assert self.trainer.estimated_stepping_batches
+        return super().configure_optimizers()
+
+
+@pytest.mark.parametrize(("data", "model"), product([Data, Unsized], [Linear, AsksForSteps]))
+def test_the_loader_is_built_with_the_restored_size(data, model, tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    settings = {"after": {0: 16}, "root": tmp_path, "source": "datamodule"}
+    run(data=data(), model=model(), neighbours=[checkpoint], enable_checkpointing=True, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not use.*")
+        resumed = run(data=data(), model=model(), ckpt_path=tmp_path / "epoch=0.ckpt", **settings)
+    assert resumed.probe.epochs == [Epoch(1, 16, 4, 64), Epoch(2, 16, 4, 64)]
+
+
+def test_testing_an_earlier_checkpoint_leaves_the_history(tmp_path):
+    class Tested(Linear):
+        def test_step(self, batch, batch_idx):
+            return None
+
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer, scheduler, *_ = run({0: 16}, tmp_path, model=Tested(), neighbours=[checkpoint], enable_checkpointing=True)
+    trainer.test(trainer.lightning_module, DataLoader(Samples(), 8), ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert sizes(scheduler) == [8, 16, 16]
+
+
+def test_a_scheduler_that_joins_a_run_later_goes_on_inside_an_epoch(tmp_path):
+    alone = ModelCheckpoint(tmp_path, filename="alone")
+    trainer_of([alone], tmp_path, max_epochs=2, enable_checkpointing=True).fit(Linear(), DataLoader(Samples(), 8))
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    settings = {"after": {2: 16}, "root": tmp_path, "max_epochs": 6}
+    run(ckpt_path=tmp_path / "alone.ckpt", neighbours=[checkpoint], enable_checkpointing=True, **settings)
+    resumed = run(ckpt_path=tmp_path / "step=26.ckpt", **settings).scheduler
+    assert [(r.epoch, r.batch_size, r.samples) for r in resumed.history] == [
+        (2, 8, 64),
+        (3, 16, 64),
+        (4, 16, 64),
+        (5, 16, 64),
+    ]
+
+
+def test_the_rate_follows_the_decision_that_was_not_saved(tmp_path):
+    settings = {"source": "fit", "scheduler_args": {"lr_scaling": "linear"}}
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True)
+    path = broken({0: 16}, tmp_path, epoch=0, batches=8, checkpoint=checkpoint, **settings)
+    history = run({0: 16}, tmp_path / "resumed", ckpt_path=path, **settings).scheduler.history
+    assert [record.learning_rate for record in history] == pytest.approx([1e-4, 2e-4, 2e-4])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("steps", [10, 14])
+@pytest.mark.parametrize(("after", "size"), [({1: 16}, 16), ({}, 8)])
+def test_an_epoch_that_max_steps_has_cut_off_goes_on_where_it_was(after, size, steps, source, tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_train_epoch_end=True)
+    settings = {"after": after, "root": tmp_path, "source": source, "max_epochs": -1}
+    first = run(max_steps=steps, neighbours=[checkpoint], enable_checkpointing=True, **settings)
+    assert [r.samples for r in first.scheduler.history] == [64, 8 * (steps - 8)]
+    resumed = run(max_steps=16 + 2 * 64 // size, ckpt_path=tmp_path / "epoch=1.ckpt", **settings)
+    left = 16 - steps
+    assert resumed.probe.epochs == [Epoch(1, 8, left, 8 * left), *(Epoch(t, size, 64 // size, 64) for t in (2, 3))]
+    assert [(r.epoch, r.batch_size, r.samples) for r in resumed.scheduler.history] == [
+        (0, 8, 64),
+        (1, 8, 64),
+        (2, size, 64),
+        (3, size, 64),
+    ]
+    assert resumed.probe.validations == [1, 2, 3]
+
+
+def test_a_schedule_begun_by_lightning_is_left_to_it_where_the_scheduler_joins_inside_an_epoch(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    alone = trainer_of([checkpoint], tmp_path, max_epochs=2, enable_checkpointing=True)
+    alone.fit(Scheduled("ExponentialLR"), DataLoader(Samples(), 8))
+    model = Scheduled("ExponentialLR")
+    run({}, tmp_path, model=model, ckpt_path=tmp_path / "step=5.ckpt", max_epochs=2)
+    assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * 0.95**16)

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
 from lightning_deba import statistics
 from lightning_deba.meter import EpochMeter
@@ -144,6 +144,36 @@ def test_the_batch_size_counts_all_ranks_and_micro_batches(processes):
     told = agreeing(processes.results("accumulated"))
     assert (told["sizes"], told["steps"]) == ([32, 64, 64], [2, 1, 1])
     assert [epoch[1:3] for epoch in told["epochs"]] == [[8, 4], [16, 2], [16, 2]]
+
+
+class OneMoreForEachRank(IterableDataset):
+    """11 samples on the first rank, 12 on the second."""
+
+    def __iter__(self):
+        yield from (torch.tensor([float(i), 1.0]) for i in range(11 + RANK))
+
+
+@scenario
+def uneven(root):
+    torch.manual_seed(0)
+    loader = DataLoader(OneMoreForEachRank(), batch_size=8)
+    settings = {"strategy": "ddp", "devices": 2, "accumulate_grad_batches": 2, "max_epochs": 2}
+    return run({}, root, model=Linear(lr=1e-3), loaders=loader, **settings).model.layer.weight.tolist()
+
+
+def test_ranks_with_uneven_last_batches_take_the_same_step(processes):
+    first, second = processes.results("uneven")
+    assert first == second
+    torch.manual_seed(0)
+    layer = Linear().layer
+    samples = torch.tensor([[float(i), 1.0] for rank in (0, 1) for i in range(11 + rank)])
+    for _ in range(2):
+        layer.zero_grad()
+        layer(samples).square().mean().backward()
+        with torch.no_grad():
+            for parameter in layer.parameters():
+                parameter -= 1e-3 * parameter.grad
+    torch.testing.assert_close(torch.tensor(first), layer.weight.detach())
 
 
 @scenario
