@@ -23,7 +23,7 @@ from lightning_deba import read_history
 from lightning_deba.callback import STATE_VERSION
 from tests.processes import Processes
 from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run, trainer_of
-from tests.trials.test_learning_rate import Scheduled
+from tests.trials import test_learning_rate as schedules
 from tests.trials.test_loaders import WithoutBatchSize
 from tests.trials.test_several_processes import Refused, agreeing, refusals, run_here
 
@@ -463,7 +463,7 @@ def test_an_epoch_that_max_steps_has_cut_off_goes_on_where_it_was(after, size, s
 def test_a_schedule_begun_by_lightning_is_left_to_it_where_the_scheduler_joins_inside_an_epoch(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
     alone = trainer_of([checkpoint], tmp_path, max_epochs=2, enable_checkpointing=True)
-    alone.fit(Scheduled("ExponentialLR"), DataLoader(Samples(), 8))
-    model = Scheduled("ExponentialLR")
+    alone.fit(schedules.Scheduled("ExponentialLR"), DataLoader(Samples(), 8))
+    model = schedules.Scheduled("ExponentialLR")
     run({}, tmp_path, model=model, ckpt_path=tmp_path / "step=5.ckpt", max_epochs=2)
     assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * 0.95**16)
