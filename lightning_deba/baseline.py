@@ -75,7 +75,7 @@ def characterize(
     architecture = architecture_in(module) or type(module).__name__
     about = {"architecture": architecture, "batch_size": getattr(datamodule, "batch_size", None), **(about or {})}
     if trainer_args:
-        about["trainer_args"] = dict(trainer_args)
+        about["trainer_args"] = {name: _plain(value) for name, value in trainer_args.items()}
     _check_the_same(directory, about)
     histories = run_baseline(
         module_factory,
@@ -104,6 +104,14 @@ def _check_the_same(directory: Path, about: Mapping[str, Any]) -> None:
             )
     directory.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(here, indent=1) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Returns what JSON can hold as it is, and of anything else what it is."""
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return type(value).__name__
 
 
 def _throughput(

@@ -203,7 +203,7 @@ class BatchSizeScheduler(Callback):
         return self.preset
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Sets the owner's batch size before `configure_optimizers` can build the loader."""
+        """Sets the owner's batch size before anything can build the loader, such as `configure_optimizers`."""
         self._restores = actuators.is_fitting(trainer)
         state = checkpoint.get("callbacks", {}).get(self.state_key)
         if self._actuator is None or state is None or state["batch_size"] is None:
@@ -213,7 +213,9 @@ class BatchSizeScheduler(Callback):
         # A schedule that asks how many steps there will be gets the answer that it got when the run began.
         first = next(iter(state["history"].get("batch_size", ())), state["batch_size"])
         parts = actuators.data_ranks(trainer) * self._accumulation_for(trainer, first)
-        self._set_before_loading(trainer, state["batch_size"] if first % parts else first)
+        has_asked = trainer.strategy.restore_checkpoint_after_setup  # that is after `configure_optimizers`
+        if not actuators.is_loaded(trainer):
+            self._set_before_loading(trainer, state["batch_size"] if has_asked or first % parts else first)
 
     def _set_before_loading(self, trainer: Trainer, batch_size: int) -> None:
         trainer.accumulate_grad_batches = self._accumulation_for(trainer, batch_size)
@@ -328,13 +330,18 @@ class BatchSizeScheduler(Callback):
             return
         micro = actuators.micro_batch_size(trainer, self._running_batch_size)
         samples = _samples_in(batch, micro)
-        if self._batches_tell is None or batch_idx == 0:
-            self._batches_tell = not self._counts_samples or check_first_batch(samples, micro, self._limits(trainer))
-        self._samples, self._batch_idx = samples if self._batches_tell else micro, batch_idx
+        if batch_idx == 0 or (self._batches_tell is None and not trainer.is_last_batch):
+            self._batches_tell = self._do_batches_tell(trainer, samples, micro)
+        self._samples, self._batch_idx = micro if self._batches_tell is False else samples, batch_idx
         self._epoch = trainer.current_epoch
         self._meter.count(self._samples)
         if batch_idx == 0:
             pl_module.log("batch_size", float(self._running_batch_size), prog_bar=True, logger=False, batch_size=1)
+
+    def _do_batches_tell(self, trainer: Trainer, samples: int, micro: int) -> bool:
+        if not self._counts_samples:
+            return True
+        return check_first_batch(samples, micro, self._limits(trainer), actuators.draws_from_stream(trainer))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Weighs a micro-batch by its samples."""
@@ -379,8 +386,8 @@ class BatchSizeScheduler(Callback):
             self._noise.step(self._running_batch_size, scale, counts=self._meter.whole)
 
     def _may_be_short(self, trainer: Trainer) -> bool:
-        """Whether the step may have fewer samples than the others: the last of an epoch of samples."""
-        return self._counts_samples and trainer.is_last_batch
+        """Whether it can be told that a step has fewer samples than the others."""
+        return self._counts_samples and (self._batches_tell is not False or trainer.is_last_batch)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -396,12 +403,10 @@ class BatchSizeScheduler(Callback):
         # By the loader's count: what a batch holds may be no samples.
         steps = (batch_idx + 1) // trainer.accumulate_grad_batches
         self._coupling.advance(pl_module, self._of_budget(steps * self._running_batch_size), trainer.is_last_batch)
-        # All ranks have to stop alike, also where their last batches differ.
-        alone = actuators.data_ranks(trainer) == 1
-        seen = self._samples_seen(trainer) if alone else self._samples_before + steps * self._running_batch_size
-        spent = self.max_samples is not None and seen >= self.max_samples
-        if spent and (trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0):
-            trainer.should_stop = True  # and not within a step, whose gradient would be lost
+        # Not within a step, whose gradient would be lost.
+        ends = trainer.is_last_batch or (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if ends and self.max_samples is not None and self._samples_seen(trainer) >= self.max_samples:
+            trainer.should_stop = True
 
     def _of_budget(self, samples: int) -> int:
         """Bounds samples of the running epoch by `max_samples`: a schedule that was sized by it must not overrun."""
@@ -414,7 +419,9 @@ class BatchSizeScheduler(Callback):
         return sum(past.samples for past in self.history)
 
     def _samples_seen(self, trainer: Trainer) -> int:
-        return self._samples_before + self._meter.samples * actuators.data_ranks(trainer)
+        """Counts the samples up to now, over all ranks, of which each has to ask."""
+        here = actuators.mean_over_ranks(trainer, self._meter.samples)
+        return self._samples_before + round(here * actuators.data_ranks(trainer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stops the time."""
@@ -466,8 +473,7 @@ class BatchSizeScheduler(Callback):
         self.decisions.append(decided)
         if decided.batch_size != record.batch_size:
             journal.announce(journal.sentence(record.batch_size, decided))
-        if not self.dry_run:
-            self._split(trainer, decided.batch_size)
+        self._split(trainer, decided.batch_size)
         if (decided.batch_size, trainer.accumulate_grad_batches) != (record.batch_size, record.accumulation):
             self._acting.request(trainer, decided.batch_size)
         self._batch_size = decided.batch_size
@@ -509,6 +515,7 @@ class BatchSizeScheduler(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Shows the history as a table, and writes the report page beside it."""
+        self._cut_off = None  # to Lightning, that epoch is over from now on
         if self._writer is not None and self.history:
             journal.show(trainer, self._writer, self.history, self.decisions)
 
@@ -613,7 +620,8 @@ class BatchSizeScheduler(Callback):
 
     @property
     def _cap(self) -> int | None:
-        return self._forecast if self.max_micro_batch_size is None else self.max_micro_batch_size
+        forecast = None if self.dry_run else self._forecast
+        return forecast if self.max_micro_batch_size is None else self.max_micro_batch_size
 
     def _begin_files(self, trainer: Trainer, pl_module: LightningModule) -> None:
         directory = trainer.log_dir  # broadcasts: every rank has to ask

@@ -9,6 +9,7 @@ import statistics
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.profilers import SimpleProfiler
 from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_deba import read_history
@@ -206,6 +207,10 @@ def test_another_ladder_is_measured_and_nothing_trained_again(tmp_path):
     assert (again.profile, counts.epochs) == (first.profile, 0)
     with pytest.raises(ValueError, match=r"`trainer_args` was None and is .'precision': 'bf16-mixed'."):
         characterized(tmp_path, trainer_args={"precision": "bf16-mixed"})
+    profiled = [
+        characterized(tmp_path / "profiled", trainer_args={"profiler": SimpleProfiler()}).to_dict() for _ in range(2)
+    ]
+    assert json.dumps(profiled[0]["about"]) == json.dumps(profiled[1]["about"])
     (tmp_path / "throughput.json").write_text("{")
     with pytest.raises(ValueError, match=r"throughput.json' cannot be read.* Delete it, and it is made anew"):
         characterized(tmp_path)

@@ -34,7 +34,7 @@ class BatchSizeActuator(Protocol):
         ...
 
     def request(self, trainer: Trainer, batch_size: int) -> None:
-        """Asks for a batch size from the next epoch on."""
+        """Asks for a batch size from the next batch on: at an epoch's end, or where a run goes on from a checkpoint."""
 
     def settle(self, trainer: Trainer, batch_size: int) -> None:
         """Makes sure that the live loader has this batch size."""

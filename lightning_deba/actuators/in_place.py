@@ -69,7 +69,7 @@ class InPlaceActuator:
         return limits_of_loaders(loaders_of(trainer), self._first_sizes or self._sizes(trainer), self.adapter)
 
     def request(self, trainer: Trainer, batch_size: int) -> None:
-        """Rewrites the live loaders at once: the epoch that ends here has taken its last batch."""
+        """Rewrites the live loaders at once: no further batch is taken with the old size."""
         self.settle(trainer, batch_size)
 
     def settle(self, trainer: Trainer, batch_size: int) -> None:

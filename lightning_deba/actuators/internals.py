@@ -94,9 +94,14 @@ def is_loaded(trainer: Trainer) -> bool:
 
 
 def is_inside_epoch(trainer: Trainer) -> bool:
-    """Whether a run goes on behind the first batch of an epoch."""
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    return progress.current.ready > 0 and not progress.is_last_batch
+    """Whether a restored run goes on behind the first batch of an epoch."""
+    loop = trainer.fit_loop.epoch_loop
+    return loop.restarting and loop.batch_progress.current.ready > 0 and not loop.batch_progress.is_last_batch
+
+
+def draws_from_stream(trainer: Trainer) -> bool:
+    """Whether the first training loader's data come as they like, so that any of its batches may be short."""
+    return isinstance(getattr(loaders_of(trainer)[0], "dataset", None), IterableDataset)
 
 
 def is_cut_off(trainer: Trainer) -> bool:
@@ -212,6 +217,12 @@ def _begin_anew(trainer: Trainer) -> None:
 
 def _or_inf(length: int | None) -> int | float:
     return float("inf") if length is None else length
+
+
+def ask_for_reload(trainer: Trainer) -> None:
+    """Has Lightning build the training loader anew before the next batch, also where it was built in this epoch."""
+    trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+    trainer.fit_loop._last_train_dl_reload_epoch = float("-inf")
 
 
 def reload_if_requested(trainer: Trainer) -> None:

@@ -67,8 +67,10 @@ def mean_over_ranks(trainer: Trainer, number: float) -> float:
 
 def _gathered(trainer: Trainer, here: list[float]) -> list[list[float]]:
     """Returns the numbers of every rank. A sum of rows is what every strategy can do."""
-    rows = torch.zeros(trainer.world_size, len(here), device=trainer.strategy.root_device)
-    rows[trainer.global_rank] = torch.tensor(here)
+    device = trainer.strategy.root_device
+    exact = torch.float32 if device.type == "mps" else torch.float64  # which that device does not have
+    rows = torch.zeros(trainer.world_size, len(here), device=device, dtype=exact)
+    rows[trainer.global_rank] = torch.tensor(here, dtype=exact)
     there = trainer.strategy.reduce(rows, reduce_op="sum")
     assert isinstance(there, torch.Tensor)
     gathered: list[list[float]] = there.tolist()

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning_deba.actuators.faces import BatchSamplerAdapter
 from lightning_deba.actuators.in_place import InPlaceActuator
 from lightning_deba.actuators.internals import (
+    ask_for_reload,
     check_not_empty,
     limits_of_loaders,
     loaders_of,
@@ -85,7 +86,7 @@ class ReloadActuator:
         self._validated_at = getattr(trainer, "_last_val_time", None)
         if self._reload_every is None:
             self._reload_every = trainer.reload_dataloaders_every_n_epochs  # type: ignore[attr-defined]
-        trainer.reload_dataloaders_every_n_epochs = 1  # type: ignore[attr-defined]
+        ask_for_reload(trainer)
 
     def settle(self, trainer: Trainer, batch_size: int) -> None:
         """Puts the Trainer's setting back, and sees whether the new loader obeyed."""

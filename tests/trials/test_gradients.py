@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -495,3 +496,15 @@ def test_images_in_a_list_are_counted_by_the_loader(tmp_path):
 def test_where_no_step_has_all_its_samples_it_is_said(tmp_path):
     with pytest.warns(UserWarning, match="of its 1 steps none was whole"):
         run({}, tmp_path, loaders=DataLoader(Samples(5), 8))
+
+
+def test_a_short_batch_in_the_middle_stays_out_of_the_means(tmp_path):
+    class Uneven(Linear):
+        """Its gradient is 1 for a whole batch, and 100 for a short one."""
+
+        def training_step(self, batch, batch_idx):
+            return self.layer.bias.sum() * (1.0 if len(batch["a"]) == 8 else 100.0)
+
+    loaders = CombinedLoader({"a": DataLoader(Samples(12), 8), "b": DataLoader(Samples(), 8)}, "max_size_cycle")
+    record = run({}, tmp_path, loaders=loaders, model=Uneven(), max_epochs=1).scheduler.history[0]
+    assert record.gradient_norm == pytest.approx(1.0)

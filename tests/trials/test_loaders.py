@@ -651,3 +651,9 @@ def test_a_loader_of_ones_own(tmp_path):
 def test_an_adapter_must_be_one():
     with pytest.raises(TypeError, match="`adapter` must have the methods `get`, `set` and `len`"):
         InPlaceActuator("batch_size")
+
+
+def test_a_stream_that_gives_less_than_a_batch_is_counted_as_it_is(tmp_path):
+    with pytest.warns(UserWarning, match="has 64 samples, and the loader's batch size is 128: it gives no more"):
+        history = run({0: 128}, tmp_path, loaders=DataLoader(Stream(), 8)).scheduler.history
+    assert [record.samples for record in history] == [64, 64, 64]

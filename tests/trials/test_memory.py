@@ -400,7 +400,10 @@ def test_a_dry_run_splits_nothing_also_where_memory_is_short(tmp_path, monkeypat
     device = Device(fixed=0, per_sample=10, total=85)
     monkeypatch.setattr(memory, "reader_for", lambda _: device)
     device.held = 40  # it has trained all the same
-    done = run({}, tmp_path, source="datamodule", model=Uses(device), scheduler_args={"dry_run": True})
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    settings = {"source": "datamodule", "model": Uses(device), "scheduler_args": {"dry_run": True}}
+    run({}, tmp_path, neighbours=[checkpoint], enable_checkpointing=True, **settings)
+    done = run({}, tmp_path, ckpt_path=tmp_path / "epoch=0.ckpt", **settings)
     assert [r.accumulation for r in done.scheduler.history] == [1, 1, 1]
 
 

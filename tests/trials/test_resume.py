@@ -17,12 +17,13 @@ import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils.data import DataLoader
 
-from lightning_deba import read_history
+from lightning_deba import BatchSizeScheduler, read_history
 from lightning_deba.callback import STATE_VERSION
 from tests.processes import Processes
-from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, run, trainer_of
+from tests.runs import Data, Epoch, Linear, ModuleWithLoader, Samples, Sizes, run, trainer_of
 from tests.trials import test_learning_rate as schedules
 from tests.trials.test_loaders import WithoutBatchSize
 from tests.trials.test_several_processes import Refused, agreeing, refusals, run_here
@@ -466,4 +467,59 @@ def test_a_schedule_begun_by_lightning_is_left_to_it_where_the_scheduler_joins_i
     alone.fit(schedules.Scheduled("ExponentialLR"), DataLoader(Samples(), 8))
     model = schedules.Scheduled("ExponentialLR")
     run({}, tmp_path, model=model, ckpt_path=tmp_path / "step=5.ckpt", max_epochs=2)
+    assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * 0.95**16)
+
+
+class Late(SingleDeviceStrategy):
+    """Restores after the setup, as sharded strategies do."""
+
+    @property
+    def restore_checkpoint_after_setup(self):
+        return True
+
+
+@pytest.mark.parametrize(("data", "model"), product([Data, Unsized], [Linear, AsksForSteps]))
+def test_a_strategy_may_restore_after_the_setup(data, model, tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    settings = {"after": {0: 16}, "root": tmp_path, "source": "datamodule"}
+    run(data=data(), model=model(), neighbours=[checkpoint], enable_checkpointing=True, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not use.*")
+        path = tmp_path / "step=10.ckpt"
+        resumed = run(data=data(), model=model(), strategy=Late("cpu"), ckpt_path=path, **settings)
+    assert resumed.probe.epochs == [Epoch(1, 16, 2, 32), Epoch(2, 16, 4, 64)]
+
+
+@pytest.mark.parametrize("data", [Data, Unsized])
+def test_a_checkpoint_of_a_fit_that_ended_inside_an_epoch_begins_the_next(data, tmp_path):
+    settings = {"after": {1: 16}, "root": tmp_path, "source": "datamodule"}
+    first = run(data=data(), scheduler_args={"max_samples": 80}, **settings)
+    first.trainer.save_checkpoint(tmp_path / "final.ckpt")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*does not use.*")
+        resumed = run(data=data(), ckpt_path=tmp_path / "final.ckpt", **settings)
+    assert resumed.probe.epochs == [Epoch(2, 16, 4, 64)]
+    assert [(r.epoch, r.batch_size, r.samples) for r in resumed.scheduler.history] == [
+        (0, 8, 64),
+        (1, 8, 16),
+        (2, 16, 64),
+    ]
+
+
+def test_a_fit_after_one_that_has_failed_begins_anew(tmp_path):
+    class FailsOnce(Callback):
+        failed = False
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 2 and not self.failed:
+                self.failed = True
+                raise CrashError
+
+    model, loader = schedules.Scheduled("ExponentialLR"), DataLoader(Samples(), 8)
+    scheduler = BatchSizeScheduler(Sizes({0: 16}), min_batch_size=1)
+    trainer = trainer_of([scheduler, FailsOnce()], tmp_path, max_epochs=2)
+    with pytest.raises(CrashError):
+        trainer.fit(model, loader)
+    trainer.fit(model, loader)
+    assert sizes(scheduler) == [8, 16]
     assert model.optimizers().param_groups[0]["lr"] == pytest.approx(0.05 * 0.95**16)

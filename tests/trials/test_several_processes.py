@@ -177,6 +177,18 @@ def test_ranks_with_uneven_last_batches_take_the_same_step(processes):
 
 
 @scenario
+def budget(root):
+    # Four batches a rank, and so the last window has one.
+    budget = {"max_samples": 64}
+    return run_here({}, root, source="datamodule", accumulate_grad_batches=3, scheduler_args=budget)
+
+
+def test_a_budget_counts_the_short_last_window(processes):
+    told = agreeing(processes.results("budget"))
+    assert [row[4] for row in told["history"]] == [64]
+
+
+@scenario
 def capped(root):
     return run_here({0: 64}, root, source="datamodule", scheduler_args={"max_micro_batch_size": 8})
 
