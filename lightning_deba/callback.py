@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from inspect import signature
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -533,7 +532,7 @@ class BatchSizeScheduler(Callback):
             return
         path = None
         if trainer.world_size == 1:  # the other ranks may be waiting in a collective call, and never come to this one
-            path = Path(trainer.log_dir or trainer.default_root_dir) / "out_of_memory.ckpt"
+            path = journal.run_directory(trainer) / "out_of_memory.ckpt"
             trainer.save_checkpoint(path)
         self.out_of_memory = OutOfMemory(micro // 2, path)
         rank_zero_warn(f"Out of memory with {micro} samples in a forward pass. {self.out_of_memory.advice}")
@@ -624,8 +623,8 @@ class BatchSizeScheduler(Callback):
         return forecast if self.max_micro_batch_size is None else self.max_micro_batch_size
 
     def _begin_files(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        directory = trainer.log_dir  # broadcasts: every rank has to ask
-        if directory is None or getattr(trainer, "fast_dev_run", False) or not trainer.is_global_zero:
+        directory = journal.run_directory(trainer)
+        if getattr(trainer, "fast_dev_run", False) or not trainer.is_global_zero:
             return
         self._writer = RunWriter(directory)
         self._writer.begin(self._run(pl_module), self.history, self.decisions)

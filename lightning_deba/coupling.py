@@ -82,9 +82,11 @@ class Coupling:
             batch_size: Of the epoch.
             history: The records of the epochs before it.
         """
-        found = noise_scale(history) if history else None
+        # The latest that is known holds on: an epoch of few steps measures nothing.
+        last = next((t for t in range(len(history), 0, -1) if history[t - 1].gradient_covariance is not None), 0)
+        found = noise_scale(history[:last]) if last else None
         if isinstance(found, str):
-            found = noise_scale_above(history)  # the gain is then that at least
+            found = noise_scale_above(history[:last])  # the gain is then that at least
         self._noise_scale = None if found is None else found.value
         ratio = batch_size / self._first
         if self._steps is not None:

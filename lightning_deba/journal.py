@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from functools import singledispatch
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import rich
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -224,6 +225,24 @@ def _costs_no_run(logger: Logger, what: str) -> Iterator[None]:
         yield
     except Exception as error:
         rank_zero_warn(f"{type(logger).__name__} did not take the {what} of the batch size: {error}")
+
+
+# The run's own directory
+
+
+def run_directory(trainer: Trainer) -> Path:
+    """Returns the directory of this very run, as `ModelCheckpoint` finds it. Every rank has to call this.
+
+    Lightning's ``log_dir`` is a run's own with the loggers for TensorBoard and CSV; with others it is one that runs
+    share, or none.
+    """
+    logger = trainer.logger
+    if logger is None or isinstance(logger, TensorBoardLogger | CSVLogger):
+        return Path(trainer.log_dir or trainer.default_root_dir)
+    version = f"version_{logger.version}" if isinstance(logger.version, int) else logger.version
+    parts = (str(part) for part in (logger.name, version) if part is not None)
+    found: Path = trainer.strategy.broadcast(Path(logger.save_dir or trainer.default_root_dir).joinpath(*parts))
+    return found
 
 
 # In the terminal

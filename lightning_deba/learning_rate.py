@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -108,6 +109,12 @@ class ScaledSteps:
         self._kept: dict[Optimizer, list[tuple[int, str, Any, Any]]] = {}  # during a step
         self._handles: list[RemovableHandle] = []
         for optimizer in optimizers:
+            if not hasattr(optimizer, "_optimizer_state_dict_post_hooks"):
+                raise MisconfigurationException(
+                    f"`lr_scaling` and `scale_beta2` need the hooks of `torch.optim.Optimizer`, which "
+                    f"{type(optimizer).__name__} does not have, as it wraps another one. Leave them out, or take the "
+                    "optimizer inside."
+                )
             self._handles.append(optimizer.register_step_pre_hook(self._put_on))
             self._handles.append(optimizer.register_step_post_hook(self._take_off))
             self._handles.append(optimizer.register_state_dict_post_hook(self._leave_out))

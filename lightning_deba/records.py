@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from itertools import count
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -99,6 +100,7 @@ class Decision:
 
     Raises:
         ValueError: If `batch_size` is below 1.
+        TypeError: If it is no whole number.
 
     Example:
         >>> Decision(48, "calm for 5 epochs").batch_size
@@ -110,6 +112,12 @@ class Decision:
     signals: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "batch_size", index(self.batch_size))  # also of numpy
+        except TypeError:
+            raise TypeError(
+                f"`batch_size` of a decision must be a whole number, got {self.batch_size!r}: write `round(...)`."
+            ) from None
         if self.batch_size < 1:
             raise ValueError(
                 f"`batch_size` of a decision must be at least 1, got {self.batch_size}. "

@@ -232,10 +232,15 @@ def _memory_order(tensor: Tensor) -> list[int]:
 def _products(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
     """Returns the sum of the products of the pairs, one for each device."""
     products: dict[torch.device, list[Tensor]] = defaultdict(list)
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(map(_as_real, first), map(_as_real, second), strict=True):
         sparse = one.is_sparse or other.is_sparse
         products[one.device] += [_sparse_product(one, other)] if sparse else _dot_products(one, other)
     return [torch.stack(parts).to(total_type(device)).sum() for device, parts in products.items()]
+
+
+def _as_real(tensor: Tensor) -> Tensor:
+    """Takes a complex component for two real ones, as a gradient's norm does."""
+    return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 
 def _dot_products(one: Tensor, other: Tensor) -> list[Tensor]:

@@ -279,7 +279,7 @@ def test_the_command_tells_of_failures_after_the_table(tmp_path, capsys):
     [
         ("digits", 1, 2, 2),
         ("paper", 6, 2, 3),
-        ("strong", 3, 17, 3),
+        ("strong", 3, 18, 3),
         ("rates", 6, 3, 1),
         ("ablations", 2, 8, 3),
         ("cifar10", 6, 8, 5),
@@ -304,7 +304,7 @@ def test_grids_that_share_a_folder_share_their_runs():
     for name in ("paper", "strong", "ablations"):
         for job in Grid.from_dict(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())).jobs():
             assert jobs.setdefault(str(job), job) == job
-    assert len(jobs) == 207
+    assert len(jobs) == 216
 
 
 @pytest.mark.parametrize("name", ["paper", "strong", "rates", "ablations"])
@@ -420,6 +420,9 @@ def test_each_model_may_have_arguments_of_its_own():
         ({"epochs": 0}, "`epochs` must be a whole number of at least 1"),
         ({"baseline": "b"}, "`baseline` must be one of the arms fixed, got 'b'"),
         ({"epoch": 1}, "`the grid` has no field `epoch`"),
+        ({"arms": {16: {"batch_size": 16}}}, "for folders, got 16: write '16'"),
+        ({"trainer_args": {"check_val_every_n_epoch": 2}}, "validated after each epoch, got check_val_every_n_epoch=2"),
+        ({"trainer_args": {"limit_val_batches": 0}}, "validated after each epoch, got limit_val_batches=0"),
     ],
 )
 def test_what_is_no_grid_is_refused(changes, message):
@@ -587,3 +590,24 @@ def test_a_result_that_cannot_be_read_is_named(text, tmp_path):
     (folder / "result.json").write_text(text)
     with pytest.raises(ValueError, match=r"seed-0/result.json' cannot be read"):
         load_runs(tmp_path)
+
+
+class Downloaded(DigitsDataModule):
+    """Takes its time to get what is not there, and notes who does."""
+
+    def __init__(self, folder: str = "", batch_size: int = 16) -> None:
+        super().__init__(batch_size=batch_size, **IMAGES)
+        self.folder = Path(folder)
+
+    def prepare_data(self) -> None:
+        if not (self.folder / "data").exists():
+            with (self.folder / "downloads.txt").open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            time.sleep(1)
+            (self.folder / "data").touch()
+
+
+def test_data_are_downloaded_once(tmp_path):
+    data = {"class_path": "tests.test_comparison.Downloaded", "init_args": {"folder": str(tmp_path)}}
+    assert compare(grid(data=data, epochs=1, seeds=2), tmp_path / "runs", workers=2).failures == []
+    assert len((tmp_path / "downloads.txt").read_text().splitlines()) == 1

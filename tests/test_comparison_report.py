@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.colors import to_hex
@@ -31,6 +32,7 @@ from lightning_deba.comparison.words import missing as missing_runs
 from lightning_deba.report.figures import COLORS, INK, MUTED
 from tests.browser import NOTHING, browse, in_a_browser
 from tests.evidence import comparison as evidence
+from tests.test_comparison import CONFIGS
 from tests.test_report import Page
 
 # Share of the baseline's time, points of accuracy more, and the batch sizes that a run goes through.
@@ -626,12 +628,25 @@ def test_the_readme_s_table_can_be_made_again():
     models = {run.model for run in shipped_runs()}
     laid_out, _, sentences = evidence.table().partition("\n\n")
     assert len(laid_out.split("\n")) == 2 + len(models)
-    target, others, ablations = sentences.split("\n")
+    rates, target, others, ablations = sentences.split("\n")
+    assert rates.startswith("- `fixed_16` with a rate of 0.001, 0.003, 0.01 (one seed): densenet121 ")
     assert target.startswith(
-        "- Processor time of `goodput` to where `fixed_16` ends, over that of the fixed size fastest there: "
+        "- Processor time of `goodput_at_one_rate` / `goodput` / `goodput_sqrt` to where `fixed_16` ends, over that of "
+        "the fixed size fastest there: "
     )
     assert others.startswith("- Other ways (efficientnet_b0 / mobilenetv3 / resnet18): cosine at 16 ")
     assert ablations.startswith("- DEBA with (mobilenetv3 / resnet18): cooldown 0 ")
+
+
+def test_the_rates_are_those_that_were_run():
+    """The networks' rates in the grids are the best of them, but for the ViT's, as paper.yaml says."""
+    runs = load_runs(evidence.SHIPPED_RATES)
+    found = {(run.model, run.arm): run.test_accuracy for run in runs}
+    chosen = yaml.safe_load((CONFIGS / "paper.yaml").read_text())["models"]
+    for model in {run.model for run in runs}:
+        best = max(evidence.RATES, key=lambda arm: found[model, arm])
+        assert (chosen[model]["init_args"]["lr"] == evidence.RATES[best]) == (model != "vit_tiny")
+        assert f"{found[model, best]:.0%}".replace("%", " %") in " ".join(evidence.rates(runs))
 
 
 def test_other_arms_are_told_of_as_they_are():
@@ -678,6 +693,6 @@ def test_the_time_to_a_target_is_set_against_the_fixed_size_that_is_fastest_ther
         for arm, (seconds, accuracies) in ways.items()
         for seed in range(3)
     ]
-    assert " ".join(evidence.to_target(runs)).endswith("fastest there: m (70.0 %) 1.25 (`fixed_64`).")
-    assert " ".join(evidence.to_target(runs, "deba")).endswith("m (70.0 %) never (`fixed_64`).")
+    assert " ".join(evidence.to_target(runs)).endswith("fastest there: m (70.0 %, `fixed_64`) – / 1.25 / –.")
+    assert " ".join(evidence.to_target(runs, ["deba"])).endswith("m (70.0 %, `fixed_64`) never.")
     assert list(evidence.to_target(runs, seeds=4)) == []

@@ -10,9 +10,11 @@ import math
 from types import SimpleNamespace
 
 import pytest
+import timm.optim
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import LRSchedulerConfig
 from torch.optim import SGD, Adam
@@ -259,6 +261,24 @@ def test_what_is_no_number_of_samples_is_refused(arguments, named):
 
 
 # By the gain ---------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_that_measures_nothing_leaves_the_rate_to_what_was_known():
+    history = [EpochRecord(t, 16, 16, gradient_squared=1.0, gradient_covariance=400.0) for t in range(3)]
+    coupling = Coupling("adascale", scale_beta2=False, schedule_by="steps")
+    optimizer = SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    coupling.begin(SimpleNamespace(optimizers=[optimizer]), LightningModule(), 16, history[:0], resumed=False)
+    coupling.follow(512, history)
+    known = coupling.factor
+    coupling.follow(512, [*history, EpochRecord(3, 512, 512, samples=800)])
+    assert coupling.factor == known == pytest.approx(adascale_gain(32.0, 400.0, 16))
+
+
+@pytest.mark.parametrize("settings", [("sqrt", False), ("none", True)])
+def test_an_optimizer_that_only_wraps_another_is_refused_with_the_reason(settings):
+    lookahead = timm.optim.Lookahead(SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1))
+    with pytest.raises(MisconfigurationException, match="which Lookahead does not have, as it wraps another one"):
+        ScaledSteps([lookahead], scaling_rule(settings[0]), settings[1])
 
 
 @pytest.mark.parametrize(

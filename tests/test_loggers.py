@@ -467,3 +467,28 @@ def test_a_decision_stands_above_a_bar_that_stays_whole(bar, tmp_path):
     assert shown[shown.index(told) + len(told) :].lstrip("\r").startswith("\n")
     assert re.search(r"batch_size[:=] ?16\.0", shown)
     assert before(shown, "epoch  batch  steps") == ""  # the table at the end
+
+
+class Elsewhere(Noted):
+    """Of a run in a folder that other runs share."""
+
+    def __init__(self, root, version):
+        super().__init__()
+        self.root, self.version = root, version
+
+    @property
+    def save_dir(self):
+        return self.root
+
+
+def test_runs_that_share_a_folder_have_one_each_for_their_history(tmp_path):
+    for version in ("first", 2):
+        run({0: 16}, tmp_path, logger=Elsewhere(tmp_path / "shared", version))
+    shared = tmp_path / "shared" / "noted"
+    assert sorted(path.parent for path in shared.rglob("history.jsonl")) == [shared / "first", shared / "version_2"]
+
+
+def test_a_logger_without_a_folder_has_its_history_below_that_of_the_trainer(tmp_path):
+    run({0: 16}, tmp_path, logger=Noted())
+    assert len((tmp_path / "noted" / "0" / "history.jsonl").read_text().splitlines()) == 3
+    assert (tmp_path / "noted" / "0" / "report.html").exists()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import random
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -148,6 +149,17 @@ def test_what_an_epoch_may_leave_out():
 def test_no_decision_is_for_less_than_one_sample(size):
     with pytest.raises(ValueError, match=f"^`batch_size` of a decision must be at least 1, got {size}"):
         Decision(size, "too far down")
+
+
+@pytest.mark.parametrize("size", [48.0, "48", None])
+def test_a_decision_is_for_whole_samples(size):
+    with pytest.raises(TypeError, match=r"must be a whole number, got .*: write `round\(\.\.\.\)`"):
+        Decision(size, "half of a sample")
+
+
+def test_a_whole_number_of_numpy_is_one():
+    decision = Decision(np.int64(48), "by an array")
+    assert type(decision.batch_size) is int
 
 
 # What is not an epoch ------------------------------------------------------------------------------------------

@@ -252,3 +252,9 @@ def largest_allocation(function, gradients):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         function(gradients)
     return max(event.self_cpu_memory_usage for event in run.events())
+
+
+def test_complex_components_are_two_real_ones():
+    one, other = torch.tensor([1 + 2j, 3j]), torch.tensor([2 - 1j, 1 + 1j])
+    assert inner_product([one], [other]).item() == pytest.approx(float(torch.vdot(one, other).real))
+    assert inner_product([one], [one]).item() == pytest.approx(float(squared_norm([one])))

@@ -18,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from lightning_deba.baseline import fit_once
 from lightning_deba.callback import BatchSizeScheduler
 from lightning_deba.comparison.grid import Job
+from lightning_deba.comparison.lock import in_turn
 from lightning_deba.comparison.runs import Run
 from lightning_deba.comparison.watch import Watch, metric_of
 from lightning_deba.policies import BatchSizePolicy
@@ -55,6 +56,8 @@ def execute(job: Job, root: Path) -> Outcome:
         if not (directory / "result.json").exists():
             (directory / "error.txt").unlink(missing_ok=True)
             _begin(job, directory)
+            with in_turn(root / ".data"):  # a data set that is not there yet is downloaded once
+                data_of(job).prepare_data()
             run = _run(job, directory)
             write_whole(directory / "result.json", json.dumps({**run.to_dict(), "about": _about()}) + "\n")
         for name in Watch.CHECKPOINTS:
@@ -193,6 +196,14 @@ def _about() -> dict[str, str]:
 
 
 # From plain data to objects
+
+
+def data_of(job: Job) -> LightningDataModule:
+    """Builds the data of a job alone."""
+    parser = LightningArgumentParser(exit_on_error=False)
+    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
+    data: LightningDataModule = parser.instantiate_classes(parser.parse_object({"data": job.data})).data
+    return data
 
 
 def model_and_data(job: Job) -> tuple[LightningModule, LightningDataModule]:

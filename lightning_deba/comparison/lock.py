@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["locked"]
+__all__ = ["in_turn", "locked"]
 
 NAME = ".lock"
 
@@ -52,13 +52,35 @@ def locked(directory: Path) -> Iterator[None]:
             _unlock(file.fileno())  # before it is closed, for a forked process may have it open as well
 
 
-def _lock(file: int) -> bool:
-    """Tries to lock a file; what cannot be locked at all counts as locked."""
+@contextlib.contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Waits for those that hold a file, and holds it: what is done here is done by one process after the other.
+
+    Args:
+        path: The file; made if need be.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     with in_turn(Path(directory) / ".data"):
+        ...         print("alone")
+        alone
+    """
+    with path.open("a", encoding="utf-8") as file:
+        _lock(file.fileno(), wait=True)
+        try:
+            yield
+        finally:
+            _unlock(file.fileno())
+
+
+def _lock(file: int, wait: bool = False) -> bool:
+    """Tries to lock a file, or waits until it can; what cannot be locked at all counts as locked."""
     if sys.platform != "win32":
         import fcntl
 
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
         except OSError:

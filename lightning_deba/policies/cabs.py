@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_deba.policies.base import check, cooling, measured, within_band
+from lightning_deba.policies.noise import FEWEST_STEPS, largest_measured
 from lightning_deba.records import Decision, History
 
 _NEEDS = ("learning_rate", "loss", "gradient_covariance")
@@ -22,6 +23,7 @@ class CABS:
 
     Covariance and loss are averaged apart with exponentially decaying weights, as in the authors' code, but
     over epochs, and from the first epoch on. The bounds of the paper, 16 and 2048, are the scheduler's defaults.
+    An epoch is left 8 steps, without which the covariance could not be measured, and the way back not be found.
 
     Args:
         decay: Weight of an epoch relative to the next one. The paper's 0.95 is per step.
@@ -74,6 +76,9 @@ class CABS:
             return Decision(size, "hold: rate times covariance over loss is no finite number")
         signals = {"cabs_batch_size": wanted}
         evidence = f"rate {rate:.3g} x covariance over loss {covariance / loss:.4g} asks for {wanted:.4g}"
+        if wanted > (most := max(size, largest_measured(history))):
+            wanted = most
+            evidence += f", of which {most:.4g} leave an epoch {FEWEST_STEPS} steps to measure it on"
         if waiting := cooling(history, self.cooldown):
             return Decision(size, f"{waiting}: {evidence}", signals)
         if within_band(wanted / size, self.dead_band):

@@ -220,15 +220,15 @@ def _epoch(record: EpochRecord) -> _Epoch | str:
 
 
 def largest_measured(history: History) -> float:
-    """Returns the largest batch size that leaves an epoch the steps that its noise scale is measured on.
+    """Returns the largest batch size that leaves an epoch the whole steps that its noise scale is measured on.
 
     Example:
         >>> from lightning_deba import EpochRecord
-        >>> largest_measured([EpochRecord(0, 16, 16, samples=800)])
-        100.0
+        >>> largest_measured([EpochRecord(0, 16, 16, samples=810)])
+        101
     """
     samples = history[-1].samples
-    return samples / FEWEST_STEPS if samples > 0 else math.inf
+    return samples // FEWEST_STEPS if samples > 0 else math.inf
 
 
 def check_window(policy: object, window: int | None) -> None:

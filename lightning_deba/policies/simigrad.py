@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lightning_deba.policies.base import check, cooling, scaled
-from lightning_deba.policies.noise import WINDOW, check_window, noise_scale
+from lightning_deba.policies.noise import FEWEST_STEPS, WINDOW, check_window, largest_measured, noise_scale
 from lightning_deba.records import Decision, History
 
 
@@ -22,7 +22,8 @@ class SimiGrad:
 
     The paper compares the halves of each mini-batch and averages the last cosines. Here the expected
     cosine is computed from the noise scale, which needs no halves. It is at the target where
-    ``B = 2 B_s target / (1 - target)``.
+    ``B = 2 B_s target / (1 - target)``. An epoch is left 8 steps, without which there would be no noise scale, and no
+    way back.
 
     Args:
         target: Cosine to keep. The default is that of the authors' script for CIFAR-10.
@@ -75,6 +76,9 @@ class SimiGrad:
             return Decision(size, f"{waiting}: {evidence}", signals)
         larger, smaller = scaled(size, self.growth), scaled(size, self.shrink)
         if expected_cosine(larger, found.value) <= self.target:
+            if larger > largest_measured(history):
+                evidence += f", and {larger} would leave an epoch less than {FEWEST_STEPS} steps to measure it on"
+                return Decision(size, f"hold: {evidence}", signals)
             return Decision(larger, f"increase: {evidence}", signals)
         if smaller < size and expected_cosine(smaller, found.value) >= self.target:
             return Decision(smaller, f"decrease: {evidence}", signals)

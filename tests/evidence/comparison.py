@@ -1,7 +1,9 @@
 """The README's table of the comparison, and the stored runs that it is made from.
 
 lightning-deba compare --config configs/compare/paper.yaml -o comparison/     and strong.yaml, ablations.yaml
+lightning-deba compare --config configs/compare/rates.yaml -o rates/
 python -m tests.evidence.comparison --collect comparison/     into lightning_deba/comparison/evidence
+python -m tests.evidence.comparison --collect_rates rates/    likewise
 python -m tests.evidence.comparison                           prints the table
 python -m tests.evidence.comparison --page comparison.html    and writes all of it as a page
 """
@@ -21,7 +23,8 @@ from lightning_deba.comparison.page import write_comparison_report
 from lightning_deba.comparison.runs import Run, load_runs, shipped_runs, write_runs
 
 BASELINE = "fixed_16"
-ARMS = ("deba", "noise_scale", "goodput", "goodput_at_one_rate")
+ARMS = ("deba", "noise_scale", "goodput_at_one_rate", "goodput", "goodput_sqrt")
+GOODPUT = ARMS[2:]
 OTHERS = {
     "Other ways": {
         "cosine at 16": "fixed_16_cosine",
@@ -41,7 +44,9 @@ OTHERS = {
     },
 }
 """What the sentences below the table tell of: arms by what they are called there."""
+RATES = {"rate_001": 0.001, "rate_003": 0.003, "rate_01": 0.01}
 SHIPPED = Path(__file__).parents[2] / "lightning_deba" / "comparison" / "evidence" / "fashion_mnist.jsonl"
+SHIPPED_RATES = SHIPPED.with_name("fashion_mnist_rates.jsonl")
 
 
 def table() -> str:
@@ -49,13 +54,25 @@ def table() -> str:
     runs = shipped_runs()
     there = {run.arm for run in runs}
     laid_out = markdown_table(runs, BASELINE, [arm for arm in ARMS if arm in there])
-    return "\n".join([laid_out, "", *(f"- {told}" for told in (*to_target(runs), *others(runs)))])
+    return "\n".join(
+        [laid_out, "", *(f"- {told}" for told in (*rates(load_runs(SHIPPED_RATES)), *to_target(runs), *others(runs)))]
+    )
 
 
-def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> Iterator[str]:
-    """Tells how long a policy takes to the validation accuracy at which every run of the baseline ends.
+def rates(runs: Sequence[Run]) -> Iterator[str]:
+    """Tells how accurate the baseline is with each learning rate, of which it has the best."""
+    found = {(run.model, run.arm): run.test_accuracy for run in runs}
+    told = []
+    for model in sorted({model for model, _ in found if all((model, arm) in found for arm in RATES)}):
+        accuracies = [f"{found[model, arm]:.0%}".replace("%", " %") for arm in RATES]
+        told.append(f"{model} {', '.join(accuracies)}")
+    yield f"`{BASELINE}` with a rate of {', '.join(map(str, RATES.values()))} (one seed): {'; '.join(told)}."
 
-    It is compared with the fixed size that is fastest there, by medians over the seeds of those that have as many.
+
+def to_target(runs: Sequence[Run], policies: Sequence[str] = GOODPUT, seeds: int = 3) -> Iterator[str]:
+    """Tells how long policies take to the validation accuracy at which every run of the baseline ends.
+
+    They are compared with the fixed size that is fastest there, by medians over the seeds of those that have as many.
     """
     times: dict[tuple[str, str], list[float]] = {}
     targets: dict[str, float] = {}
@@ -66,13 +83,20 @@ def to_target(runs: Sequence[Run], policy: str = "goodput", seeds: int = 3) -> I
     for model, target in targets.items():
         found = {arm: median(some) for (name, arm), some in times.items() if name == model and len(some) >= seeds}
         fixed = {arm: seconds for arm, seconds in found.items() if arm in fixed_sizes(runs, model)}
-        if policy in found and len(fixed) > 1:
+        if len(fixed) > 1 and any(policy in found for policy in policies):
             best = min(fixed, key=lambda arm: fixed[arm])
-            ratio = f"{found[policy] / fixed[best]:.2f}" if math.isfinite(found[policy]) else "never"
-            told.append(f"{model} ({target:.1%}) {ratio} (`{best}`)".replace("%", " %"))
+            ratios = [_ratio(found.get(policy), fixed[best]) for policy in policies]
+            told.append(f"{model} ({target:.1%}, `{best}`) {' / '.join(ratios)}".replace("%", " %"))
     if told:
-        what = f"Processor time of `{policy}` to where `{BASELINE}` ends, over that of the fixed size fastest there"
-        yield f"{what}: {', '.join(told)}."
+        names = " / ".join(f"`{policy}`" for policy in policies)
+        what = f"Processor time of {names} to where `{BASELINE}` ends, over that of the fixed size fastest there"
+        yield f"{what}: {'; '.join(told)}."
+
+
+def _ratio(seconds: float | None, of: float) -> str:
+    if seconds is None:
+        return "–"
+    return f"{seconds / of:.2f}" if math.isfinite(seconds) else "never"
 
 
 def others(runs: Sequence[Run]) -> Iterator[str]:
@@ -99,10 +123,13 @@ if __name__ == "__main__":
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--collect", type=Path, help="directory of a comparison whose runs are to be shipped")
+    parser.add_argument("--collect_rates", type=Path, help="likewise, of rates.yaml")
     parser.add_argument("--page", type=Path, help="HTML file to write")
     arguments = parser.parse_args()
     if arguments.collect:
         write_runs(load_runs(arguments.collect), SHIPPED)
+    if arguments.collect_rates:
+        write_runs(load_runs(arguments.collect_rates), SHIPPED_RATES)
     if arguments.page:
         write_comparison_report(shipped_runs(), arguments.page, baseline=BASELINE)
     print(table())

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 
 import pytest
 
 from lightning_deba import DEBA
+from lightning_deba.comparison.runs import shipped_runs
 from lightning_deba.presets import evidence, get_preset, list_evidence
 from tests.evidence import comparison
 from tests.evidence.table import PAPER, held_out, saving, table
@@ -73,6 +75,17 @@ def test_the_verdict_is_right_for_five_of_six_on_other_seeds():
         worth_it = real >= 0.05
         right += abs(predicted.saving - real) <= 0.15 and worth_it == (predicted.word != "don't adapt")
     assert right >= 5
+
+
+@pytest.mark.parametrize("model", ["resnet18", "efficientnet_b0", "mobilenetv3"])
+def test_what_doubling_by_the_clock_saves_is_foretold(model):
+    """By the same 15 points, on the runs in which bs-scheduler's StepBS doubles at the same epochs."""
+    runs = [run for run in shipped_runs() if run.model == model]
+    fixed, doubled = (
+        median(sum(run.processor_seconds) for run in runs if run.arm == arm) for arm in ("fixed_16", "step")
+    )
+    architecture = "mobilenetv3_large_100" if model == "mobilenetv3" else model
+    assert evidence(architecture).verdict.by_clock == pytest.approx(1 - doubled / fixed, abs=0.15)
 
 
 def test_the_readme_s_comparison_is_that_of_the_runs():

@@ -240,6 +240,11 @@ def test_an_epoch_keeps_the_steps_that_its_noise_scale_is_measured_on():
     assert reason.endswith("asks for 1e+05, of which 100 leave an epoch 8 steps to measure it on")
 
 
+def test_the_last_of_these_steps_is_whole():
+    run = [EpochRecord(t, 100, 100, samples=1294, gradient_squared=1.0, gradient_covariance=1e4) for t in range(2)]
+    assert NoiseScale(cooldown=0)(run).batch_size == 161
+
+
 def test_its_way_on_constant_statistics():
     sizes = World(covariance=1000.0).sizes(NoiseScale(), 16)
     assert flat(sizes) == [(32, 2), (64, 2), (128, 2), (256, 2), (512, 2), (1000, 6)]

@@ -96,7 +96,7 @@ def test_simigrad_moves_towards_its_target_and_not_past_it(noise, size, target):
 
 @given(covariances, sizes)
 def test_simigrad_comes_to_rest_within_a_step_of_its_target(noise, start):
-    sizes = World(covariance=noise).sizes(SimiGrad(target=0.5), 160, start)  # a target at B = 2 B_s
+    sizes = World(covariance=noise, samples=1 << 20).sizes(SimiGrad(target=0.5), 160, start)  # a target at B = 2 B_s
     assert sizes[-1] == sizes[-2]
     goal = min(max(2 * noise, 1), 1 << 14)
     assert goal / 1.1 - 1 <= sizes[-1] <= goal / 0.9 + 1
@@ -235,3 +235,16 @@ def test_no_number_carries_divebatch_to_the_largest_size(numbers):
     decided = DiveBatch(delta=1.0)(history)
     assert decided.batch_size == 32
     assert decided.reason.startswith("hold: ")
+
+
+def test_cabs_leaves_an_epoch_the_steps_to_find_its_way_back():
+    run = [EpochRecord(0, 32, 32, samples=800, loss=2.75, learning_rate=0.1, gradient_covariance=13_719.0)]
+    decision = CABS()(run)
+    assert (decision.batch_size, decision.signals["cabs_batch_size"]) == (100, pytest.approx(498.9, rel=1e-3))
+    assert "of which 100 leave an epoch 8 steps" in decision.reason
+
+
+def test_simigrad_leaves_an_epoch_the_steps_to_find_its_way_back():
+    run = [EpochRecord(t, 96, 96, samples=800, gradient_squared=1.0, gradient_covariance=1e4) for t in range(2)]
+    decision = SimiGrad(target=0.01)(run)
+    assert (decision.batch_size, "106 would leave an epoch less than 8 steps" in decision.reason) == (96, True)
