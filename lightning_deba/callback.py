@@ -340,7 +340,7 @@ class BatchSizeScheduler(Callback):
     def _do_batches_tell(self, trainer: Trainer, samples: int, micro: int) -> bool:
         if not self._counts_samples:
             return True
-        return check_first_batch(samples, micro, self._limits(trainer), actuators.draws_from_stream(trainer))
+        return check_first_batch(samples, micro, self._limits(trainer), actuators.may_begin_short(trainer))
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Weighs a micro-batch by its samples."""

@@ -132,12 +132,12 @@ def check_data(limits: Limits) -> None:
         )
 
 
-def check_first_batch(samples: int, micro: int, limits: Limits, stream: bool) -> bool:
+def check_first_batch(samples: int, micro: int, limits: Limits, may_be_short: bool) -> bool:
     """Tells whether batches can be believed to hold their samples in the first dimension; warns where it is odd."""
     whole = limits.loaders[0].samples
     if samples == (micro if whole is None else min(micro, whole)):
         return True
-    if samples < micro and (stream or whole is None):
+    if samples < micro and may_be_short:
         rank_zero_warn(
             f"The epoch's first batch has {samples} samples, and the loader's batch size is {micro}: it gives no more, "
             "does not use that size, or the batch's first dimension is not that of the samples."

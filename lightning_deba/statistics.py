@@ -240,7 +240,7 @@ def _products(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
 
 def _as_real(tensor: Tensor) -> Tensor:
     """Takes a complex component for two real ones, as a gradient's norm does."""
-    return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_sparse else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() and not tensor.is_sparse else tensor
 
 
 def _dot_products(one: Tensor, other: Tensor) -> list[Tensor]:

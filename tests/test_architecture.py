@@ -82,7 +82,7 @@ _FACE = "is a Protocol, told by its methods"
 NO_ARGUMENTS = {
     **dict.fromkeys(["check_lightning", "data_ranks", "finish_resumed_epoch", "is_tuning"], _TRAINER),
     **dict.fromkeys(["is_compiled", "reload_if_requested", "skips_training", "user_parameters"], _TRAINER),
-    **dict.fromkeys(["draws_from_stream", "is_cut_off", "is_fitting", "is_inside_epoch", "is_loaded"], _TRAINER),
+    **dict.fromkeys(["may_begin_short", "is_cut_off", "is_fitting", "is_inside_epoch", "is_loaded"], _TRAINER),
     **dict.fromkeys(["plot_loss", "plot_seconds"], _AS_THERE),
 }
 # By name, why it has no section "Example".

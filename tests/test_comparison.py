@@ -600,6 +600,7 @@ class Downloaded(DigitsDataModule):
         self.folder = Path(folder)
 
     def prepare_data(self) -> None:
+        assert self.trainer is not None  # as in any other fit
         if not (self.folder / "data").exists():
             with (self.folder / "downloads.txt").open("a") as file:
                 file.write(f"{os.getpid()}\n")

@@ -254,6 +254,12 @@ def largest_allocation(function, gradients):
     return max(event.self_cpu_memory_usage for event in run.events())
 
 
+def test_a_gradient_that_is_conjugated_lazily_is_taken_as_it_is():
+    weight = torch.nn.Parameter(torch.tensor([1 + 2j, 3j]))
+    (weight.conj() * torch.tensor([2 - 1j, 1 + 1j])).abs().sum().backward()
+    assert inner_product([weight.grad], [weight.grad]).item() == pytest.approx(float(squared_norm([weight.grad])))
+
+
 def test_complex_components_are_two_real_ones():
     one, other = torch.tensor([1 + 2j, 3j]), torch.tensor([2 - 1j, 1 + 1j])
     assert inner_product([one], [other]).item() == pytest.approx(float(torch.vdot(one, other).real))

@@ -99,9 +99,11 @@ def is_inside_epoch(trainer: Trainer) -> bool:
     return loop.restarting and loop.batch_progress.current.ready > 0 and not loop.batch_progress.is_last_batch
 
 
-def draws_from_stream(trainer: Trainer) -> bool:
-    """Whether the first training loader's data come as they like, so that any of its batches may be short."""
-    return isinstance(getattr(loaders_of(trainer)[0], "dataset", None), IterableDataset)
+def may_begin_short(trainer: Trainer) -> bool:
+    """Whether an epoch's first batch may be short: it is the only one, or of a stream that workers share out."""
+    loader = loaders_of(trainer)[0]
+    shared = isinstance(getattr(loader, "dataset", None), IterableDataset) and getattr(loader, "num_workers", 0) > 1
+    return shared or bool(trainer.is_last_batch)
 
 
 def is_cut_off(trainer: Trainer) -> bool:

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import wraps
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,9 +57,7 @@ def execute(job: Job, root: Path) -> Outcome:
         if not (directory / "result.json").exists():
             (directory / "error.txt").unlink(missing_ok=True)
             _begin(job, directory)
-            with in_turn(root / ".data"):  # a data set that is not there yet is downloaded once
-                data_of(job).prepare_data()
-            run = _run(job, directory)
+            run = _run(job, directory, root / ".data")
             write_whole(directory / "result.json", json.dumps({**run.to_dict(), "about": _about()}) + "\n")
         for name in Watch.CHECKPOINTS:
             (directory / name).unlink(missing_ok=True)
@@ -108,9 +107,10 @@ def _begin(job: Job, directory: Path) -> None:
     write_whole(directory / "job.json", json.dumps(job.to_dict()) + "\n")
 
 
-def _run(job: Job, directory: Path) -> Run:
+def _run(job: Job, directory: Path, lock: Path) -> Run:
     """Trains what is left to train, and tests."""
     model, datamodule = model_and_data(job)
+    _prepare_in_turn(datamodule, lock)
     watch = Watch(f"val/{job.metric}")
     last = directory / Watch.CHECKPOINTS[0]
     if last.exists():
@@ -124,6 +124,18 @@ def _run(job: Job, directory: Path) -> Run:
         history, model = _fit(job, directory, scheduler_of(job, model), datamodule, watch)
         accuracy = _test_accuracy(job, model, datamodule)
     return _result(job, history, watch, accuracy)
+
+
+def _prepare_in_turn(datamodule: LightningDataModule, lock: Path) -> None:
+    """Has a data set that is not there yet downloaded by one process, while the others wait."""
+    prepare = datamodule.prepare_data
+
+    @wraps(prepare)
+    def prepare_data() -> None:
+        with in_turn(lock):
+            prepare()
+
+    datamodule.prepare_data = prepare_data  # type: ignore[method-assign]
 
 
 def _noted(watch: Watch, checkpoint: Path) -> dict[str, Any]:
@@ -196,14 +208,6 @@ def _about() -> dict[str, str]:
 
 
 # From plain data to objects
-
-
-def data_of(job: Job) -> LightningDataModule:
-    """Builds the data of a job alone."""
-    parser = LightningArgumentParser(exit_on_error=False)
-    parser.add_lightning_class_args(LightningDataModule, "data", subclass_mode=True)
-    data: LightningDataModule = parser.instantiate_classes(parser.parse_object({"data": job.data})).data
-    return data
 
 
 def model_and_data(job: Job) -> tuple[LightningModule, LightningDataModule]:

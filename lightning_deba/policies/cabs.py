@@ -78,7 +78,9 @@ class CABS:
         evidence = f"rate {rate:.3g} x covariance over loss {covariance / loss:.4g} asks for {wanted:.4g}"
         if wanted > (most := max(size, largest_measured(history))):
             wanted = most
-            evidence += f", of which {most:.4g} leave an epoch {FEWEST_STEPS} steps to measure it on"
+            evidence += (
+                f", and more than {most:.4g} would leave an epoch less than {FEWEST_STEPS} steps to measure it on"
+            )
         if waiting := cooling(history, self.cooldown):
             return Decision(size, f"{waiting}: {evidence}", signals)
         if within_band(wanted / size, self.dead_band):

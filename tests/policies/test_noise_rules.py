@@ -241,7 +241,7 @@ def test_cabs_leaves_an_epoch_the_steps_to_find_its_way_back():
     run = [EpochRecord(0, 32, 32, samples=800, loss=2.75, learning_rate=0.1, gradient_covariance=13_719.0)]
     decision = CABS()(run)
     assert (decision.batch_size, decision.signals["cabs_batch_size"]) == (100, pytest.approx(498.9, rel=1e-3))
-    assert "of which 100 leave an epoch 8 steps" in decision.reason
+    assert "and more than 100 would leave an epoch less than 8 steps" in decision.reason
 
 
 def test_simigrad_leaves_an_epoch_the_steps_to_find_its_way_back():

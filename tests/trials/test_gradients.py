@@ -11,7 +11,7 @@ from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, FSDPStrategy
 from lightning.pytorch.utilities import CombinedLoader
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from lightning_deba import DEBA, BatchSizeScheduler
 from tests.runs import Epoch, Linear, Probe, Samples, run, trainer_of
@@ -489,6 +489,28 @@ def test_images_in_a_list_are_counted_by_the_loader(tmp_path):
     loader = DataLoader(Samples(), 8, collate_fn=lambda batch: [sample.repeat(3, 1, 1) for sample in batch])
     with pytest.warns(UserWarning, match="has 3 samples by its first dimension"):
         history = run({0: 16}, tmp_path, model=Detector(), loaders=loader, probe=Blind()).scheduler.history
+    assert [(record.batch_size, record.samples) for record in history] == [(8, 64), (16, 64), (16, 64)]
+    assert all(record.gradient_norm is not None for record in history)
+
+
+def test_images_in_a_list_are_counted_by_the_loader_in_a_stream_as_well(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return map(Samples().__getitem__, range(64))
+
+    class Blind(Probe):
+        def on_train_batch_start(self, *_):
+            return None
+
+    class Detector(Linear):
+        def training_step(self, batch, batch_idx):
+            return self.layer(torch.stack(batch)).square().mean()
+
+        def validation_step(self, batch, batch_idx):
+            return None
+
+    loader = DataLoader(Stream(), 8, collate_fn=lambda batch: [sample.repeat(3, 1, 1) for sample in batch])
+    history = run({0: 16}, tmp_path, model=Detector(), loaders=loader, probe=Blind()).scheduler.history
     assert [(record.batch_size, record.samples) for record in history] == [(8, 64), (16, 64), (16, 64)]
     assert all(record.gradient_norm is not None for record in history)
 
